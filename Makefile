@@ -1,0 +1,45 @@
+# Every target sets up what it needs: a virtual environment, its packages and, as root, system
+# packages. `make help` lists the targets.
+
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin
+
+.PHONY: help setup run test lint types unit test-system bench-box clean
+
+help:
+	@echo "make run          box a small real agent that repairs a failing test (no key, no network)"
+	@echo "make test         formatting, types, and all tests that run on this machine"
+	@echo "make test-system  the same promises in a Debian virtual machine with cgroup v2"
+	@echo "make bench-box    measure the box and the kill beside their peers"
+
+$(VENV)/.ready: pyproject.toml scripts/setup
+	scripts/setup "$(PYTHON)" "$(VENV)"
+	@touch $@
+
+setup: $(VENV)/.ready
+
+run: setup
+	@PATH="$(CURDIR)/$(RUN):$$PATH" examples/demo
+
+lint: setup
+	$(RUN)/ruff format --check .
+	$(RUN)/ruff check .
+
+types: setup
+	$(RUN)/mypy
+
+unit: setup
+	$(RUN)/pytest tests/unit tests/arch
+
+test: lint types
+	$(RUN)/pytest
+
+test-system: setup
+	PATH="$(CURDIR)/$(RUN):$$PATH" tests/system/run
+
+bench-box: setup
+	$(RUN)/python -m bench.box
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

@@ -1,0 +1,350 @@
+"""Owns the supervisor's side of the launcher: starting it, its requests, and a box as an object.
+May touch the launcher's socket, the box's channel and pidfd, all through the running event loop.
+Never does a privileged step itself, and never waits without a bound.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import base64
+import json
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sandbox.launcher import MAX_MESSAGE
+from sandbox.spec import BoxSpec, encode
+
+_PACKAGE_PARENT = str(Path(__file__).resolve().parent.parent)
+_BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from sandbox.launcher import main; main()"
+_ARMING_PATIENCE_S = 20.0
+
+
+class BoxError(Exception):
+    """A box could not be made or has broken: control names what failed, hint says what to do."""
+
+    def __init__(self, message: str, *, control: str = "", number: str = "", hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.control = control
+        self.number = number
+        self.hint = hint
+
+
+class LauncherGone(BoxError):
+    """The launcher has ended; every box it made has ended with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What the launcher on this host can do (its answer to hello)."""
+
+    privileged: bool
+    landlock_abi: int
+    cgroup_v2: str | None
+    cgroup_limits: dict[str, str]
+    cgroup_why_not: str
+    pid: int
+
+
+@dataclass(slots=True)
+class Streams:
+    """Descriptors for the agent: what it reads, and where its output goes."""
+
+    stdin: int
+    stdout: int
+    stderr: int
+
+
+class LauncherClient:
+    """Requests are answered in order, one at a time. Use as an async context manager."""
+
+    def __init__(self, namespace_key: str, boot: str = _BOOT) -> None:
+        self.namespace_key = namespace_key
+        self.capabilities: Capabilities
+        self._boot = boot
+        self._lock = asyncio.Lock()
+        self._socket: socket.socket
+        self._process: subprocess.Popen[bytes]
+
+    async def __aenter__(self) -> LauncherClient:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for end in (ours, theirs):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_MESSAGE * 2)
+        with theirs:
+            self._process = _spawn(theirs.fileno(), self._boot)
+        ours.setblocking(False)
+        self._socket = ours
+        reply, _ = await self.request("hello", namespace_key=self.namespace_key)
+        self.capabilities = Capabilities(**{k: v for k, v in reply.items() if k != "ok"})
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Closing the socket makes the launcher end what is left and go."""
+        self._socket.close()
+        await asyncio.to_thread(self._process.wait)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def request(
+        self, op: str, descriptors: tuple[int, ...] = (), **values: Any
+    ) -> tuple[dict[str, Any], list[int]]:
+        """Send one request and wait for its answer. Raises BoxError when it is refused."""
+        message = json.dumps({"op": op, **encode(values)}, separators=(",", ":")).encode()
+        async with self._lock:
+            try:
+                await _send(self._socket, message, descriptors)
+                raw, passed = await _receive(self._socket, MAX_MESSAGE)
+            except OSError as error:
+                raise LauncherGone(f"the launcher does not answer: {error}") from error
+        if not raw:
+            raise LauncherGone("the launcher has ended")
+        reply: dict[str, Any] = json.loads(raw)
+        if not reply["ok"]:
+            for fd in passed:
+                os.close(fd)
+            raise BoxError(reply["message"], control=reply["control"], number=reply["errno"])
+        return reply, passed
+
+    async def start(
+        self, spec: BoxSpec, streams: Streams, argv: list[str], environment: dict[str, str]
+    ) -> Box:
+        """Make a box and wait until every required control is armed; the agent is not released yet.
+
+        The environment goes straight to the process that becomes the agent, in a sealed memory file:
+        the launcher, which lives longer than a run, never holds a secret.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = _sealed({"argv": argv, "env": environment})
+        try:
+            with theirs:
+                reply, passed = await self.request(
+                    "start",
+                    (theirs.fileno(), streams.stdin, streams.stdout, streams.stderr, command),
+                    spec=spec,
+                )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            os.close(command)
+        ours.setblocking(False)
+        box = Box(self, spec, ours, passed[0], reply["pid"], reply["uid"], reply["cgroups"])
+        try:
+            async with asyncio.timeout(_ARMING_PATIENCE_S):
+                await box.wait_armed()
+        except TimeoutError:
+            await box.abandon()
+            raise BoxError(f"the box was not armed within {_ARMING_PATIENCE_S:.0f} s") from None
+        except BaseException:
+            await box.abandon()
+            raise
+        return box
+
+
+def _spawn(socket_fd: int, boot: str) -> subprocess.Popen[bytes]:
+    """-I and -S: nothing from the environment, the current folder or site-packages is imported."""
+    read_end = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-IS", "-c", f"import os; os.dup2({socket_fd}, 3); {boot}", _PACKAGE_PARENT],
+            env={"LC_ALL": "C.UTF-8"},
+            stdin=read_end,
+            pass_fds=(socket_fd,),
+            cwd="/",
+            start_new_session=True,
+        )
+    finally:
+        os.close(read_end)
+
+
+def _sealed(command: dict[str, Any]) -> int:
+    fd = os.memfd_create("command", os.MFD_CLOEXEC)
+    raw = json.dumps(command).encode()
+    while raw:
+        raw = raw[os.write(fd, raw) :]
+    return fd
+
+
+def _settle(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)
+
+
+async def _wait_io(sock: socket.socket, write: bool) -> None:
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+    add, remove = (loop.add_writer, loop.remove_writer) if write else (loop.add_reader, loop.remove_reader)
+    add(sock.fileno(), _settle, ready)
+    try:
+        await ready
+    finally:
+        remove(sock.fileno())
+
+
+async def _send(sock: socket.socket, message: bytes, descriptors: tuple[int, ...]) -> None:
+    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+    while True:
+        try:
+            sock.sendmsg([message], ancillary)
+            return
+        except BlockingIOError:
+            await _wait_io(sock, write=True)
+
+
+async def _receive(sock: socket.socket, size: int) -> tuple[bytes, list[int]]:
+    while True:
+        try:
+            raw, ancillary, _, _ = sock.recvmsg(size, socket.CMSG_SPACE(32), socket.MSG_CMSG_CLOEXEC)
+        except BlockingIOError:
+            await _wait_io(sock, write=False)
+            continue
+        found = array.array("i")
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                found.frombytes(data[: len(data) - len(data) % found.itemsize])
+        return raw, list(found)
+
+
+@dataclass(slots=True)
+class Finished:
+    """A box that was observed empty and removed: counters read before, folders that would not go."""
+
+    counters: dict[str, int]
+    left: list[str]
+
+
+@dataclass(slots=True)
+class Box:
+    """A made box. armed and missing are init's report; log_folder and listener are descriptors or -1."""
+
+    launcher: LauncherClient
+    spec: BoxSpec
+    channel: socket.socket
+    pidfd: int
+    pid: int
+    uid: int
+    cgroups: list[str]
+    armed: list[str] = field(default_factory=list)
+    missing: dict[str, str] = field(default_factory=dict)
+    program: str = ""
+    log_folder: int = -1
+    listener: int = -1
+
+    async def wait_armed(self) -> None:
+        message, passed = await self._message()
+        if message["kind"] == "failed":
+            raise BoxError(message["message"], control=message["control"], number=message["errno"])
+        if message["kind"] != "armed":
+            raise BoxError(f"the box ended before it was armed ({message['kind']})")
+        self.armed, self.missing = message["controls"], message["missing"]
+        self.program = message["program"]
+        for name, fd in zip(message["passed"], passed, strict=True):
+            setattr(self, name, fd)
+
+    async def _message(self) -> tuple[dict[str, Any], list[int]]:
+        try:
+            raw, passed = await _receive(self.channel, MAX_MESSAGE)
+        except ConnectionError:
+            raw, passed = b"", []
+        if not raw:
+            return {"kind": "gone"}, passed
+        return json.loads(raw), passed
+
+    async def attest(self) -> dict[str, Any]:
+        """Facts read back from the kernel by the launcher (sandbox.attest)."""
+        reply, _ = await self.launcher.request("attest", run_id=self.spec.run_id)
+        facts: dict[str, Any] = reply["facts"]
+        return facts
+
+    async def release(self) -> None:
+        """Let the agent be executed. Raises BoxError when the exec itself failed."""
+        await _send(self.channel, b"go", ())
+        message, _ = await self._message()
+        if message["kind"] == "exec_failed":
+            raise BoxError(
+                f"{message['program']} cannot be executed: {message['message']}",
+                control="environment",
+                number=message["errno"],
+            )
+
+    async def wait_exited(self) -> int | None:
+        """The agent's wait status, or None when the box ended without one."""
+        while True:
+            message, _ = await self._message()
+            if message["kind"] == "exited":
+                return int(message["status"])
+            if message["kind"] == "gone":
+                return None
+
+    async def terminate(self) -> None:
+        """TERM to the agent through init; nothing happens when the box is gone already."""
+        try:
+            await _send(self.channel, b"term", ())
+        except OSError:
+            return
+
+    async def kill(self) -> int:
+        """SIGKILL to everything in the box; how many processes that were."""
+        reply, _ = await self.launcher.request("kill", run_id=self.spec.run_id)
+        return int(reply["signalled"])
+
+    async def wait_empty(self, patience_s: float) -> Finished | None:
+        """Wait until init is dead and the cgroup unpopulated, then remove it; None past the patience.
+
+        The kernel ends a pid namespace completely before its init counts as dead (pid_namespaces(7)).
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + patience_s
+        if not await self._wait_pidfd(patience_s):
+            return None
+        pause = 0.0005
+        while True:
+            reply, _ = await self.launcher.request("finish", run_id=self.spec.run_id)
+            if reply["dead"]:
+                self.close()
+                return Finished(reply["counters"], reply["left"])
+            if loop.time() >= deadline:
+                return None
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, 0.05)
+
+    async def _wait_pidfd(self, patience_s: float) -> bool:
+        loop = asyncio.get_running_loop()
+        ready: asyncio.Future[None] = loop.create_future()
+        loop.add_reader(self.pidfd, _settle, ready)
+        try:
+            async with asyncio.timeout(patience_s):
+                await ready
+        except TimeoutError:
+            return False
+        finally:
+            loop.remove_reader(self.pidfd)
+        return True
+
+    async def abandon(self) -> None:
+        """A box that was not armed: end and remove it without ceremony."""
+        self.channel.close()
+        try:
+            await self.kill()
+            await self.wait_empty(5.0)
+        except LauncherGone:
+            self.close()
+
+    def close(self) -> None:
+        for fd in (self.pidfd, self.log_folder, self.listener):
+            if fd >= 0:
+                os.close(fd)
+        self.pidfd = self.log_folder = self.listener = -1
+        self.channel.close()
+
+
+def seccomp_text(program: bytes) -> str:
+    return base64.b64encode(program).decode()

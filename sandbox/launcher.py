@@ -1,0 +1,358 @@
+"""Owns the privileged part: a fork server that makes boxes, kills them and cleans up after them.
+May touch namespaces, mounts, cgroups and uids, with one thread and a pinned list of standard modules.
+Never parses anything an agent wrote, never opens the network, and ends every box when its supervisor goes.
+"""
+
+from __future__ import annotations
+
+import array
+import errno
+import gc
+import json
+import os
+import signal
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sandbox import attest, cgroups, init, syscalls
+from sandbox.identity import Identity, IdentityPool, write_map
+from sandbox.spec import AGENT_UID, BoxSpec, Control, SpecError, Worktree, decode
+
+MAX_MESSAGE = 1 << 18
+_MAX_DESCRIPTORS = 8
+_REMOVE_PATIENCE_S = 2.0
+
+
+@dataclass(slots=True)
+class Box:
+    """A box of ours that has not been cleaned up yet."""
+
+    spec: BoxSpec
+    pid: int
+    pidfd: int
+    group: cgroups.RunGroup
+    identity: Identity | None
+    reaped: bool = False
+
+    def kill(self) -> None:
+        """Both handles: the cgroup gets everything, init's end gets what no cgroup held."""
+        self.group.kill()
+        if not self.reaped:
+            try:
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+            except ProcessLookupError:
+                return
+
+    def reap(self, block: bool = False) -> bool:
+        if not self.reaped:
+            flags = os.WEXITED | (0 if block else os.WNOHANG)
+            try:
+                self.reaped = os.waitid(os.P_PIDFD, self.pidfd, flags) is not None
+            except ChildProcessError:
+                self.reaped = True
+        return self.reaped
+
+
+class Refused(Exception):
+    """A request that is not carried out; control names what could not be armed, if that was it."""
+
+    def __init__(self, message: str, control: str = "", number: int = 0) -> None:
+        super().__init__(message)
+        self.control = control
+        self.number = number
+
+
+class Launcher:
+    """The message set: hello, start, attest, kill, finish, sweep. A test holds the list."""
+
+    def __init__(self, supervisor: socket.socket) -> None:
+        self.supervisor = supervisor
+        self.privileged = os.geteuid() == 0
+        self.identities = IdentityPool()
+        self.boxes: dict[str, Box] = {}
+        self.hierarchies: dict[str, cgroups.Hierarchies] = {}
+        self.handlers: dict[str, Callable[[dict[str, Any], list[int]], tuple[dict[str, Any], list[int]]]] = {
+            "hello": self.hello,
+            "start": self.start,
+            "attest": self.attest,
+            "kill": self.kill,
+            "finish": self.finish,
+            "sweep": self.sweep,
+        }
+
+    def serve(self) -> None:
+        """Until the supervisor's end closes; then everything that was started is ended."""
+        try:
+            while self._one_message():
+                pass
+        finally:
+            self.end_everything()
+
+    def _one_message(self) -> bool:
+        raw, ancillary, _, _ = self.supervisor.recvmsg(
+            MAX_MESSAGE, socket.CMSG_SPACE(4 * _MAX_DESCRIPTORS), socket.MSG_CMSG_CLOEXEC
+        )
+        descriptors = _descriptors(ancillary)
+        if not raw:
+            return False
+        reply: dict[str, Any]
+        passed: list[int] = []
+        try:
+            request = json.loads(raw)
+            reply, passed = self.handlers[request["op"]](request, descriptors)
+            reply = {"ok": True, **reply}
+        except Refused as error:
+            reply = {
+                "ok": False,
+                "message": str(error),
+                "control": error.control,
+                "errno": _name(error.number),
+            }
+        except (SpecError, KeyError, ValueError, TypeError) as error:
+            reply = {"ok": False, "message": f"bad request: {error!r}", "control": "", "errno": ""}
+        except OSError as error:
+            reply = {"ok": False, "message": str(error), "control": "", "errno": _name(error.errno or 0)}
+        finally:
+            for fd in descriptors:
+                os.close(fd)
+        init.send(self.supervisor, reply, tuple(passed))
+        return True
+
+    def _where(self, key: str) -> cgroups.Hierarchies:
+        if key not in self.hierarchies:
+            self.hierarchies[key] = cgroups.discover(key)
+        return self.hierarchies[key]
+
+    def hello(self, request: dict[str, Any], _: list[int]) -> tuple[dict[str, Any], list[int]]:
+        """What this launcher can do: asked once, at start."""
+        where = self._where(request["namespace_key"])
+        return {
+            "privileged": self.privileged,
+            "landlock_abi": syscalls.landlock_abi(),
+            "cgroup_v2": where.v2,
+            "cgroup_limits": where.limits,
+            "cgroup_why_not": where.why_not,
+            "pid": os.getpid(),
+        }, []
+
+    def start(self, request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, Any], list[int]]:
+        """Make a box up to the point where the agent waits to be released.
+
+        Descriptors: channel, stdin, stdout, stderr, command. Reply: pid, uid, cgroup folders, and a
+        pidfd of the box's init.
+        """
+        spec = decode(BoxSpec, request["spec"])
+        if len(descriptors) != 5:
+            raise Refused(f"start takes 5 descriptors, not {len(descriptors)}")
+        if spec.run_id in self.boxes or not spec.run_id.isalnum():
+            raise Refused(f"run {spec.run_id!r} exists already or is no run id")
+        group = self._make_group(spec)
+        taken: Identity | None = None
+        try:
+            taken = self._take_identity()
+            agent_uid = taken.uid if taken else os.geteuid()
+            self._make_overlay_folders(spec, agent_uid)
+            pid, pidfd = self._fork(spec, descriptors, group, taken, agent_uid)
+        except BaseException:
+            group.remove(0.0)
+            if taken:
+                self.identities.give_back(taken)
+            raise
+        self.boxes[spec.run_id] = Box(spec, pid, pidfd, group, taken)
+        reply = {"pid": pid, "uid": agent_uid, "cgroups": group.folders}
+        return reply, [pidfd]
+
+    def _take_identity(self) -> Identity | None:
+        if not self.privileged:
+            return None
+        try:
+            return self.identities.take()
+        except OSError as error:
+            raise Refused(str(error), str(Control.USER_NAMESPACE), error.errno or 0) from error
+
+    def _make_group(self, spec: BoxSpec) -> cgroups.RunGroup:
+        where = self._where(spec.namespace_key)
+        try:
+            return cgroups.create(where, spec.run_id, spec.cgroup)
+        except OSError as error:
+            if Control.CGROUP_KILL in spec.required or self.privileged:
+                raise Refused(f"{error.strerror} ({error.filename})", "cgroup", error.errno or 0) from error
+            return cgroups.RunGroup(spec.run_id, None, {})
+
+    def _make_overlay_folders(self, spec: BoxSpec, agent_uid: int) -> None:
+        for step in spec.steps:
+            if isinstance(step, Worktree):
+                for folder in (step.upper, step.work):
+                    if folder is not None:
+                        os.mkdir(folder, 0o755)
+                        if self.privileged:
+                            os.chown(folder, agent_uid, agent_uid, follow_symlinks=False)
+
+    def _fork(
+        self,
+        spec: BoxSpec,
+        descriptors: list[int],
+        group: cgroups.RunGroup,
+        taken: Identity | None,
+        agent_uid: int,
+    ) -> tuple[int, int]:
+        flags = (
+            syscalls.CLONE_NEWNS
+            | syscalls.CLONE_NEWPID
+            | syscalls.CLONE_NEWNET
+            | syscalls.CLONE_NEWIPC
+            | syscalls.CLONE_NEWUTS
+            | syscalls.CLONE_NEWTIME
+        )
+        idmap = taken.idmap(spec.owner_uid, spec.owner_gid) if taken else -1
+        gate_read = gate_write = -1
+        if taken is None:
+            flags |= syscalls.CLONE_NEWUSER
+            gate_read, gate_write = os.pipe2(os.O_CLOEXEC)
+        channel, stdin, stdout, stderr, command = descriptors
+        handles = init.Handles(
+            channel=channel,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            command=command,
+            gate=gate_read,
+            user_namespace=taken.user_namespace if taken else -1,
+            idmap=idmap,
+        )
+        cgroup_fd = os.open(group.v2, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) if group.v2 else -1
+        try:
+            pid, pidfd = syscalls.clone3(flags, cgroup_fd)
+            if pid == 0:
+                init.run(spec, handles, group, agent_uid)
+            if taken is None:
+                self._open_gate(pid, pidfd, gate_write)
+            return pid, pidfd
+        except OSError as error:
+            raise Refused(
+                f"{error.strerror} ({error.filename})", str(Control.USER_NAMESPACE), error.errno or 0
+            ) from error
+        finally:
+            for fd in (cgroup_fd, gate_read, gate_write):
+                if fd >= 0:
+                    os.close(fd)
+
+    def _open_gate(self, pid: int, pidfd: int, gate: int) -> None:
+        """Map the agent's uid to the one user we are, then let the box go on (user_namespaces(7))."""
+        try:
+            with open(f"/proc/{pid}/setgroups", "w", encoding="ascii") as file:
+                file.write("deny")
+            write_map(pid, "uid_map", AGENT_UID, os.geteuid())
+            write_map(pid, "gid_map", AGENT_UID, os.getegid())
+            os.write(gate, b"x")
+        except OSError:
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
+            os.close(pidfd)
+            raise
+
+    def attest(self, request: dict[str, Any], _: list[int]) -> tuple[dict[str, Any], list[int]]:
+        """What the kernel says of the process that is about to become the agent."""
+        box = self._box(request)
+        return {"facts": attest.read(box.pid, box.group)}, []
+
+    def kill(self, request: dict[str, Any], _: list[int]) -> tuple[dict[str, Any], list[int]]:
+        """SIGKILL to all of the box. Whether it is empty then is for finish to observe."""
+        box = self._box(request)
+        members = len(box.group.members())
+        box.kill()
+        return {"signalled": members}, []
+
+    def finish(self, request: dict[str, Any], _: list[int]) -> tuple[dict[str, Any], list[int]]:
+        """Reap a dead box and remove what it left: counters, and whether it is observed empty.
+
+        A box that still lives is left as it is ("dead": false); ask again.
+        """
+        box = self._box(request)
+        if not box.reap() or box.group.populated():
+            return {"dead": False, "members": len(box.group.members())}, []
+        counters = box.group.counters()
+        left = box.group.remove(_REMOVE_PATIENCE_S)
+        self._forget(box)
+        return {"dead": True, "members": 0, "counters": counters, "left": left}, []
+
+    def _forget(self, box: Box) -> None:
+        os.close(box.pidfd)
+        if box.identity:
+            self.identities.give_back(box.identity)
+        del self.boxes[box.spec.run_id]
+
+    def sweep(self, request: dict[str, Any], _: list[int]) -> tuple[dict[str, Any], list[int]]:
+        """End and remove groups of runs that nobody owns any more; keep names those that live."""
+        keep = set(request["keep"]) | set(self.boxes)
+        ended: dict[str, int] = {}
+        left: list[str] = []
+        for group in cgroups.leftovers(self._where(request["namespace_key"])):
+            if group.name in keep:
+                continue
+            members = group.members()
+            _kill_members(group, members)
+            ended[group.name] = len(members)
+            left += group.remove(_REMOVE_PATIENCE_S)
+        return {"ended": ended, "left": left}, []
+
+    def _box(self, request: dict[str, Any]) -> Box:
+        try:
+            return self.boxes[request["run_id"]]
+        except KeyError:
+            raise Refused(f"no box {request.get('run_id')!r}") from None
+
+    def end_everything(self) -> None:
+        """The supervisor is gone: nothing it started may live on."""
+        for box in list(self.boxes.values()):
+            box.kill()
+        for box in list(self.boxes.values()):
+            box.reap(block=True)
+            box.group.remove(_REMOVE_PATIENCE_S)
+
+
+def _kill_members(group: cgroups.RunGroup, members: list[int]) -> None:
+    """By cgroup where there is one; a v1-only leftover is ended through pidfds, member by member."""
+    group.kill()
+    if group.v2 is None:
+        for pid in members:
+            try:
+                pidfd = os.pidfd_open(pid)
+            except ProcessLookupError:
+                continue
+            try:
+                if pid in group.members():
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+            finally:
+                os.close(pidfd)
+
+
+def _name(number: int) -> str:
+    return errno.errorcode.get(number, "")
+
+
+def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    found = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            found.frombytes(data[: len(data) - len(data) % found.itemsize])
+    return list(found)
+
+
+def main() -> None:
+    """Started by sandbox.client with the socket as descriptor 3 and an empty environment."""
+    supervisor = socket.socket(fileno=3)
+    supervisor.set_inheritable(False)
+    syscalls.set_process_name("box-launcher")
+    os.umask(0o022)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # A Ctrl-C in the terminal is for the supervisor, which then ends the boxes through us.
+        signal.signal(number, signal.SIG_IGN)
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    Launcher(supervisor).serve()

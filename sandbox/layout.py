@@ -1,0 +1,146 @@
+"""Owns the shape of every box's root: which steps make it, before and around the worktree.
+May touch the host read-only, to see which system folders it has.
+Never shows more of the host than system programs, a few files of /etc and what the profile names.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from sandbox import landlock
+from sandbox.spec import (
+    AGENT_UID,
+    Bind,
+    Devices,
+    Directory,
+    Landlock,
+    LogFolder,
+    MountStep,
+    Proc,
+    Symlink,
+    TextFile,
+    Tmpfs,
+    Worktree,
+)
+
+HOME = "/home/agent"
+LOG_FOLDER = "/run/agent"
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+_MERGED = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+_FROM_ETC = (
+    "/etc/alternatives",
+    "/etc/ld.so.cache",
+    "/etc/mime.types",
+    "/etc/protocols",
+    "/etc/services",
+    "/etc/ssl/openssl.cnf",
+)
+_CA_FILES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem")
+_NODES = ("null", "zero", "full", "random", "urandom", "tty")
+_MASKED = (
+    "kcore",
+    "keys",
+    "key-users",
+    "timer_list",
+    "kallsyms",
+    "sched_debug",
+    "latency_stats",
+    "config.gz",
+)
+_TMP_INODES = 400_000
+
+_PASSWD = f"""root:x:0:0:root:/nonexistent:/usr/sbin/nologin
+agent:x:{AGENT_UID}:{AGENT_UID}:agent:{HOME}:/bin/sh
+nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin
+"""
+_GROUP = f"root:x:0:\nagent:x:{AGENT_UID}:\nnogroup:x:65534:\n"
+_NSSWITCH = "passwd: files\ngroup: files\nhosts: files\nservices: files\nprotocols: files\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Rooms:
+    """What differs from run to run. Sizes in bytes; read lists further read-only host paths."""
+
+    hostname: str
+    read: tuple[str, ...]
+    tmp_bytes: int
+    log_bytes: int
+    worktree: Worktree
+
+
+def steps(rooms: Rooms, inside_worktree: tuple[MountStep, ...]) -> tuple[MountStep, ...]:
+    """All mount steps of a box, in their order: the system, private folders, the worktree."""
+    return (
+        *_system(),
+        *_etc(rooms.hostname),
+        *(Bind(source=path, target=path) for path in rooms.read if not _below(path, "/usr")),
+        Devices(target="/dev", nodes=_NODES, shm_bytes=rooms.tmp_bytes),
+        Proc(target="/proc", masked=_MASKED),
+        Tmpfs(target="/tmp", size_bytes=rooms.tmp_bytes, inodes=_TMP_INODES, mode=0o1777),
+        Directory(target="/var"),
+        Symlink(target="/var/tmp", to="/tmp"),
+        Tmpfs(
+            target=HOME,
+            size_bytes=rooms.tmp_bytes,
+            inodes=_TMP_INODES,
+            mode=0o700,
+            owned_by_agent=True,
+        ),
+        LogFolder(target=LOG_FOLDER, size_bytes=rooms.log_bytes),
+        rooms.worktree,
+        *inside_worktree,
+    )
+
+
+def _below(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(f"{folder}/")
+
+
+def _system() -> list[MountStep]:
+    """/usr, and the old top-level names as the links or folders they are on this host."""
+    made: list[MountStep] = [Bind(source="/usr", target="/usr")]
+    for name in _MERGED:
+        if os.path.islink(name):
+            made.append(Symlink(target=name, to=os.readlink(name)))
+        elif os.path.isdir(name):
+            made.append(Bind(source=name, target=name))
+    return made
+
+
+def _etc(hostname: str) -> list[MountStep]:
+    """Made from nothing, but for files that hold no secret and that programs cannot do without."""
+    hosts = f"127.0.0.1 localhost {hostname}\n::1 localhost ip6-localhost\n"
+    made: list[MountStep] = [
+        TextFile(target="/etc/passwd", text=_PASSWD),
+        TextFile(target="/etc/group", text=_GROUP),
+        TextFile(target="/etc/nsswitch.conf", text=_NSSWITCH),
+        TextFile(target="/etc/hosts", text=hosts),
+        TextFile(target="/etc/hostname", text=f"{hostname}\n"),
+        TextFile(target="/etc/resolv.conf", text=""),
+    ]
+    made += [Bind(source=path, target=path, executable=False) for path in _FROM_ETC if os.path.exists(path)]
+    if os.path.exists("/etc/localtime"):
+        made.append(
+            Bind(source=os.path.realpath("/etc/localtime"), target="/etc/localtime", executable=False)
+        )
+    certificates = next((path for path in _CA_FILES if os.path.exists(path)), None)
+    if certificates:
+        source = os.path.realpath(certificates)
+        made.append(Bind(source=source, target="/etc/ssl/certs/ca-certificates.crt", executable=False))
+    return made
+
+
+def landlock_rules(abi: int, rooms: Rooms) -> Landlock | None:
+    """The same picture for Landlock; "/" can be listed, and read nowhere that is not named."""
+    tree = rooms.worktree
+    return landlock.compile_rules(
+        abi,
+        list_only=("/",),
+        read=("/etc", "/proc"),
+        execute=("/usr", *(name for name in _MERGED if os.path.isdir(name)), *rooms.read)
+        + ((tree.target,) if tree.executable else ()),
+        write=("/tmp", HOME, LOG_FOLDER, "/dev/shm", tree.target),
+        devices=("/dev",),
+    )

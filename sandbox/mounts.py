@@ -1,0 +1,440 @@
+"""Owns the box's file system: carries out the mount steps of a specification, in their order.
+May touch the mount namespace it runs in (the box's, never the host's) and the overlay's upper folder.
+Never follows a symlink below anything an agent or user can write, and never creates in the user's tree.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sandbox import spec, syscalls
+
+_STAGING = "/proc"
+"""A folder that exists everywhere and below which no worktree, overlay or system folder lies.
+
+The new root covers it while it is built, in the box's mount namespace only."""
+
+_QUIET = syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NODEV
+_BENEATH = syscalls.RESOLVE_BENEATH | syscalls.RESOLVE_NO_SYMLINKS | syscalls.RESOLVE_NO_MAGICLINKS
+
+_DEVICE_LINKS = {
+    "fd": "/proc/self/fd",
+    "stdin": "/proc/self/fd/0",
+    "stdout": "/proc/self/fd/1",
+    "stderr": "/proc/self/fd/2",
+    "ptmx": "pts/ptmx",
+}
+
+
+@dataclass(slots=True)
+class Stage:
+    """What the steps share: the uid outside that stands for the agent, and how files are mapped.
+
+    idmap_fd: a user namespace that maps the worktree owner to that uid, or -1 without root.
+    log_folder_fd is set by the LogFolder step.
+    """
+
+    agent_uid: int
+    idmap_fd: int
+    root_fd: int = -1
+    log_folder_fd: int = -1
+    memfd_noexec: bool = False
+
+    @property
+    def privileged(self) -> bool:
+        return self.idmap_fd >= 0
+
+    def path(self, target: str) -> str:
+        return _STAGING + target
+
+    def open(self, target: str, flags: int = 0) -> int:
+        """A path descriptor in the new root, no symlink followed anywhere on the way."""
+        return syscalls.openat2(self.root_fd, target.lstrip("/") or ".", os.O_PATH | flags, _BENEATH)
+
+    def attach(self, mount_fd: int, target: str) -> None:
+        """Put a detached mount at target, and close both descriptors."""
+        try:
+            where = self.open(target)
+            try:
+                syscalls.move_mount(mount_fd, where, "")
+            finally:
+                os.close(where)
+        finally:
+            os.close(mount_fd)
+
+
+class StepFailed(Exception):
+    """A mount step could not be done: which one, and the system's reason."""
+
+    def __init__(self, step: spec.MountStep, cause: OSError) -> None:
+        super().__init__(f"{step.describe()}: {cause.strerror} ({cause.filename or step.target})")
+        self.step = step
+        self.cause = cause
+
+
+def build(steps: tuple[spec.MountStep, ...], stage: Stage) -> None:
+    """Make the new root and carry out the steps; enter() then makes it the root."""
+    syscalls.mount_setattr(syscalls.AT_FDCWD, "/", propagation=syscalls.MS_PRIVATE, recursive=True)
+    root = syscalls.new_mount("tmpfs", {"size": "1m", "nr_inodes": "512", "mode": "755"}, _QUIET)
+    stage.root_fd = root
+    syscalls.move_mount(root, syscalls.AT_FDCWD, _STAGING)
+    for step in steps:
+        try:
+            _EXECUTE[type(step)](step, stage)
+        except OSError as error:
+            raise StepFailed(step, error) from error
+
+
+def enter(stage: Stage) -> None:
+    """Make the built tree the root and let the host's tree go."""
+    syscalls.mount_setattr(stage.root_fd, "", set_bits=syscalls.MOUNT_ATTR_RDONLY)
+    os.fchdir(stage.root_fd)
+    syscalls.pivot_root(".", ".")
+    syscalls.umount(".", syscalls.MNT_DETACH)
+    os.close(stage.root_fd)
+    os.chdir("/")
+
+
+def _make_folder(path: str, mode: int = 0o755) -> None:
+    try:
+        os.mkdir(path, mode)
+    except FileExistsError:
+        if not stat.S_ISDIR(os.lstat(path).st_mode):
+            raise
+
+
+def _make_file(path: str, text: str = "", mode: int = 0o644) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    try:
+        os.write(descriptor, text.encode())
+    finally:
+        os.close(descriptor)
+
+
+def _folders_to(target: str, stage: Stage) -> None:
+    parts = target.strip("/").split("/")
+    for depth in range(1, len(parts) + 1):
+        _make_folder(stage.path("/" + "/".join(parts[:depth])))
+
+
+def _own(path: str, stage: Stage) -> None:
+    if stage.privileged:
+        os.chown(path, stage.agent_uid, stage.agent_uid, follow_symlinks=False)
+
+
+def _tmpfs(step: spec.Tmpfs, stage: Stage) -> None:
+    _folders_to(step.target, stage)
+    mount = _tmpfs_mount(step.size_bytes, step.inodes, step.mode, step.executable, _owner(step, stage))
+    stage.attach(mount, step.target)
+
+
+def _owner(step: spec.Tmpfs, stage: Stage) -> int | None:
+    return stage.agent_uid if step.owned_by_agent and stage.privileged else None
+
+
+def _tmpfs_mount(
+    size: int, inodes: int, mode: int, executable: bool = False, owner: int | None = None
+) -> int:
+    options: dict[str, str | None] = {"size": str(size), "nr_inodes": str(inodes), "mode": f"{mode:o}"}
+    if owner is not None:
+        options |= {"uid": str(owner), "gid": str(owner)}
+    attributes = _QUIET | (0 if executable else syscalls.MOUNT_ATTR_NOEXEC)
+    return syscalls.new_mount("tmpfs", options, attributes)
+
+
+def _directory(step: spec.Directory, stage: Stage) -> None:
+    _folders_to(step.target, stage)
+    path = stage.path(step.target)
+    os.chmod(path, step.mode)
+    if step.owned_by_agent:
+        _own(path, stage)
+
+
+def _symlink(step: spec.Symlink, stage: Stage) -> None:
+    _folders_to(os.path.dirname(step.target), stage)
+    os.symlink(step.to, stage.path(step.target))
+
+
+def _text_file(step: spec.TextFile, stage: Stage) -> None:
+    _folders_to(os.path.dirname(step.target), stage)
+    _make_file(stage.path(step.target), step.text)
+
+
+def _bind(step: spec.Bind, stage: Stage) -> None:
+    try:
+        mount = syscalls.open_tree(
+            syscalls.AT_FDCWD,
+            step.source,
+            syscalls.OPEN_TREE_CLONE | syscalls.OPEN_TREE_CLOEXEC | syscalls.AT_RECURSIVE,
+        )
+    except FileNotFoundError:
+        if step.optional:
+            return
+        raise
+    attributes = _QUIET | syscalls.MOUNT_ATTR_RDONLY
+    attributes |= 0 if step.executable else syscalls.MOUNT_ATTR_NOEXEC
+    if step.mapped and stage.privileged:
+        syscalls.mount_setattr(
+            mount,
+            "",
+            set_bits=attributes | syscalls.MOUNT_ATTR_IDMAP,
+            user_namespace=stage.idmap_fd,
+            recursive=True,
+        )
+    else:
+        syscalls.mount_setattr(mount, "", set_bits=attributes, recursive=True)
+    if stat.S_ISDIR(os.fstat(mount).st_mode):
+        _folders_to(step.target, stage)
+    else:
+        _folders_to(os.path.dirname(step.target), stage)
+        _make_file(stage.path(step.target))
+    stage.attach(mount, step.target)
+
+
+def _devices(step: spec.Devices, stage: Stage) -> None:
+    folder = step.target
+    _folders_to(folder, stage)
+    stage.attach(_tmpfs_mount(65536, 64, 0o755), folder)
+    for name in step.nodes:
+        node = syscalls.open_tree(
+            syscalls.AT_FDCWD, f"/dev/{name}", syscalls.OPEN_TREE_CLONE | syscalls.OPEN_TREE_CLOEXEC
+        )
+        syscalls.mount_setattr(node, "", set_bits=syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NOEXEC)
+        _make_file(stage.path(f"{folder}/{name}"))
+        stage.attach(node, f"{folder}/{name}")
+    for name, to in _DEVICE_LINKS.items():
+        os.symlink(to, stage.path(f"{folder}/{name}"))
+    os.mkdir(stage.path(f"{folder}/pts"))
+    pts = syscalls.new_mount(
+        "devpts",
+        {"ptmxmode": "0666", "mode": "0620"},
+        syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NOEXEC,
+    )
+    stage.attach(pts, f"{folder}/pts")
+    os.mkdir(stage.path(f"{folder}/shm"))
+    stage.attach(_tmpfs_mount(step.shm_bytes, 4096, 0o1777), f"{folder}/shm")
+    _remount_read_only(f"{folder}", stage)
+
+
+def _proc(step: spec.Proc, stage: Stage) -> None:
+    """Writable only until memfd_noexec is set; then the whole procfs is read-only.
+
+    memfd_noexec=2 is per pid namespace (Documentation/userspace-api/mfd_noexec.rst, since 6.3).
+    """
+    _folders_to(step.target, stage)
+    proc = syscalls.new_mount("proc", {"hidepid": "invisible"}, _QUIET | syscalls.MOUNT_ATTR_NOEXEC)
+    stage.memfd_noexec = _set_memfd_noexec(proc)
+    syscalls.mount_setattr(proc, "", set_bits=syscalls.MOUNT_ATTR_RDONLY)
+    stage.attach(proc, step.target)
+    for name in step.masked:
+        target = f"{step.target}/{name}"
+        try:
+            folder = stat.S_ISDIR(os.lstat(stage.path(target)).st_mode)
+        except FileNotFoundError:
+            continue
+        _cover(target, folder, stage)
+
+
+def _set_memfd_noexec(proc: int) -> bool:
+    try:
+        knob = os.open("sys/vm/memfd_noexec", os.O_WRONLY | os.O_CLOEXEC, dir_fd=proc)
+    except FileNotFoundError:
+        return False
+    try:
+        os.write(knob, b"2")
+    finally:
+        os.close(knob)
+    return True
+
+
+def _cover(target: str, folder: bool, stage: Stage) -> None:
+    """Hide what is at target under something empty that nobody may open."""
+    if folder:
+        mount = syscalls.new_mount(
+            "tmpfs",
+            {"size": "4k", "nr_inodes": "1", "mode": "000"},
+            _QUIET | syscalls.MOUNT_ATTR_NOEXEC | syscalls.MOUNT_ATTR_RDONLY,
+        )
+    else:
+        mount = _empty_file(stage)
+    stage.attach(mount, target)
+
+
+def _empty_file(stage: Stage) -> int:
+    """A detached read-only mount of an empty file of mode 000 in the new root."""
+    path = stage.path("/.hidden")
+    if not os.path.exists(path):
+        _make_file(path, mode=0o000)
+    mount = syscalls.open_tree(syscalls.AT_FDCWD, path, syscalls.OPEN_TREE_CLONE | syscalls.OPEN_TREE_CLOEXEC)
+    syscalls.mount_setattr(
+        mount, "", set_bits=_QUIET | syscalls.MOUNT_ATTR_NOEXEC | syscalls.MOUNT_ATTR_RDONLY
+    )
+    return mount
+
+
+def _worktree(step: spec.Worktree, stage: Stage) -> None:
+    attributes = _QUIET | (0 if step.executable else syscalls.MOUNT_ATTR_NOEXEC)
+    tree = _mapped_tree(step, stage, attributes)
+    _folders_to(step.target, stage)
+    if step.upper is None or step.work is None:
+        stage.attach(tree, step.target)
+        return
+    lower = "/.lower"
+    _folders_to(lower, stage)
+    stage.attach(tree, lower)
+    stage.attach(_overlay(stage.path(lower), step.upper, step.work, stage, attributes), step.target)
+    syscalls.umount(stage.path(lower), syscalls.MNT_DETACH)
+    os.rmdir(stage.path(lower))
+
+
+def _mapped_tree(step: spec.Worktree, stage: Stage, attributes: int) -> int:
+    """The user's folder with its files owned by the run's uid (mount_setattr(2), id-mapped mounts)."""
+    recursive = syscalls.AT_RECURSIVE if step.submounts else 0
+    source = syscalls.openat2(
+        syscalls.AT_FDCWD, step.source, os.O_PATH | os.O_DIRECTORY, syscalls.RESOLVE_NO_SYMLINKS
+    )
+    try:
+        tree = syscalls.open_tree(
+            source,
+            "",
+            syscalls.OPEN_TREE_CLONE | syscalls.OPEN_TREE_CLOEXEC | syscalls.AT_EMPTY_PATH | recursive,
+        )
+    finally:
+        os.close(source)
+    if stage.privileged:
+        syscalls.mount_setattr(
+            tree,
+            "",
+            set_bits=attributes | syscalls.MOUNT_ATTR_IDMAP,
+            user_namespace=stage.idmap_fd,
+            recursive=step.submounts,
+        )
+    else:
+        syscalls.mount_setattr(tree, "", set_bits=attributes, recursive=step.submounts)
+    return tree
+
+
+def _overlay(lower: str, upper: str, work: str, stage: Stage, attributes: int) -> int:
+    options: dict[str, str | None] = {"lowerdir": lower, "upperdir": upper, "workdir": work}
+    if stage.privileged:
+        # Without redirect_dir a rename of a lower folder fails with EXDEV (overlayfs.rst).
+        options |= {"redirect_dir": "on", "metacopy": "off", "index": "off", "xino": "off"}
+    else:
+        options |= {"userxattr": None}
+    return syscalls.new_mount("overlay", options, attributes)
+
+
+def _clone_here(target: str, stage: Stage) -> int:
+    """A detached clone of what is at target in the new root, with what is mounted below it."""
+    where = stage.open(target)
+    try:
+        return syscalls.open_tree(
+            where,
+            "",
+            syscalls.OPEN_TREE_CLONE
+            | syscalls.OPEN_TREE_CLOEXEC
+            | syscalls.AT_EMPTY_PATH
+            | syscalls.AT_RECURSIVE,
+        )
+    finally:
+        os.close(where)
+
+
+def _pin(step: spec.Pin, stage: Stage) -> None:
+    stage.attach(_clone_here(step.target, stage), step.target)
+
+
+def _protect(step: spec.Protect, stage: Stage) -> None:
+    if step.placeholder is not None:
+        _placeholder(step, stage)
+    mount = _clone_here(step.target, stage)
+    syscalls.mount_setattr(mount, "", set_bits=syscalls.MOUNT_ATTR_RDONLY, recursive=True)
+    stage.attach(mount, step.target)
+
+
+def _placeholder(step: spec.Protect, stage: Stage) -> None:
+    """Made through the overlay by a held folder: it lands in the upper folder, not on the host."""
+    parent, name = os.path.split(step.target)
+    folder = stage.open(parent, os.O_DIRECTORY)
+    try:
+        _remove_symlink(name, folder)
+        if step.placeholder == "folder":
+            os.mkdir(name, 0o755, dir_fd=folder)
+            return
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        made = os.open(name, flags, 0o444, dir_fd=folder)
+        try:
+            os.write(made, step.text.encode())
+        finally:
+            os.close(made)
+    finally:
+        os.close(folder)
+
+
+def _remove_symlink(name: str, folder: int) -> None:
+    """In the overlay only, where it leaves a whiteout in the upper folder."""
+    try:
+        if stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+            os.unlink(name, dir_fd=folder)
+    except FileNotFoundError:
+        return
+
+
+def _unlock(step: spec.Unlock, stage: Stage) -> None:
+    mount = _clone_here(step.target, stage)
+    syscalls.mount_setattr(mount, "", clear_bits=syscalls.MOUNT_ATTR_RDONLY, recursive=True)
+    stage.attach(mount, step.target)
+
+
+def _hide(step: spec.Hide, stage: Stage) -> None:
+    _cover(step.target, step.folder, stage)
+
+
+def _log_folder(step: spec.LogFolder, stage: Stage) -> None:
+    _folders_to(step.target, stage)
+    owner = stage.agent_uid if stage.privileged else None
+    mount = _tmpfs_mount(step.size_bytes, 256, 0o755, owner=owner)
+    stage.log_folder_fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=mount)
+    stage.attach(mount, step.target)
+
+
+def _freeze(step: spec.Freeze, stage: Stage) -> None:
+    _remount_read_only(step.target, stage)
+
+
+def _remount_read_only(target: str, stage: Stage) -> None:
+    where = stage.open(target)
+    try:
+        syscalls.mount_setattr(where, "", set_bits=syscalls.MOUNT_ATTR_RDONLY)
+    finally:
+        os.close(where)
+
+
+_EXECUTE: dict[type, Callable[[Any, Stage], None]] = {
+    spec.Tmpfs: _tmpfs,
+    spec.Directory: _directory,
+    spec.Symlink: _symlink,
+    spec.TextFile: _text_file,
+    spec.Bind: _bind,
+    spec.Devices: _devices,
+    spec.Proc: _proc,
+    spec.Worktree: _worktree,
+    spec.Pin: _pin,
+    spec.Protect: _protect,
+    spec.Unlock: _unlock,
+    spec.Hide: _hide,
+    spec.LogFolder: _log_folder,
+    spec.Freeze: _freeze,
+}
+
+KNOWN_REFUSALS: dict[int, str] = {
+    errno.EPERM: "this kernel or container does not let the launcher mount; run it as root on the host",
+    errno.ENODEV: "the kernel has no such file system",
+    errno.EINVAL: "the file system does not support this kind of mount",
+}
+"""What an errno of a mount call usually means, for the hint of the error shown to people."""

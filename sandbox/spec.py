@@ -1,0 +1,401 @@
+"""Owns the description of a box: plain frozen data, and its form as JSON on the launcher's socket.
+May touch the standard library only, as the privileged launcher imports it.
+Never reads the host and never decides: what is written here is what the launcher carries out.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields, is_dataclass
+from enum import StrEnum
+from types import NoneType, UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+
+AGENT_UID = 1000
+"""The agent's uid and gid as it sees them; outside it is one fresh uid per run."""
+
+
+class Control(StrEnum):
+    """Everything that can be armed. A profile asks for these by name or by group (CONTROL_GROUPS)."""
+
+    USER_NAMESPACE = "user_namespace"
+    MOUNT_NAMESPACE = "mount_namespace"
+    PID_NAMESPACE = "pid_namespace"
+    NETWORK_NAMESPACE = "network_namespace"
+    IPC_NAMESPACE = "ipc_namespace"
+    UTS_NAMESPACE = "uts_namespace"
+    CGROUP_NAMESPACE = "cgroup_namespace"
+    TIME_NAMESPACE = "time_namespace"
+    ROOT = "root"
+    WORKTREE = "worktree"
+    PROTECTED_PATHS = "protected_paths"
+    IDENTITY = "identity"
+    PRIVATE_UID = "private_uid"
+    CAPABILITIES = "capabilities"
+    NO_NEW_PRIVS = "no_new_privs"
+    SECCOMP = "seccomp"
+    LANDLOCK = "landlock"
+    MEMFD_NOEXEC = "memfd_noexec"
+    RESOURCE_LIMITS = "resource_limits"
+    MEMORY_LIMIT = "memory_limit"
+    PIDS_LIMIT = "pids_limit"
+    CPU_LIMIT = "cpu_limit"
+    CGROUP_KILL = "cgroup_kill"
+    DESCRIPTORS = "descriptors"
+    ENVIRONMENT = "environment"
+
+
+CONTROL_GROUPS: dict[str, tuple[Control, ...]] = {
+    "cgroup": (Control.MEMORY_LIMIT, Control.PIDS_LIMIT, Control.CPU_LIMIT, Control.CGROUP_KILL),
+}
+"""Names a profile may use for several controls at once."""
+
+ALWAYS_REQUIRED: frozenset[Control] = frozenset(
+    {
+        Control.USER_NAMESPACE,
+        Control.MOUNT_NAMESPACE,
+        Control.PID_NAMESPACE,
+        Control.NETWORK_NAMESPACE,
+        Control.IPC_NAMESPACE,
+        Control.UTS_NAMESPACE,
+        Control.ROOT,
+        Control.WORKTREE,
+        Control.PROTECTED_PATHS,
+        Control.IDENTITY,
+        Control.CAPABILITIES,
+        Control.NO_NEW_PRIVS,
+        Control.RESOURCE_LIMITS,
+        Control.DESCRIPTORS,
+        Control.ENVIRONMENT,
+    }
+)
+"""Without these there is no box; no profile can do without them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tmpfs:
+    """A private tmpfs; inodes bounds the number of files in it (tmpfs(5), nr_inodes)."""
+
+    target: str
+    size_bytes: int
+    inodes: int
+    mode: int = 0o755
+    owned_by_agent: bool = False
+    executable: bool = False
+    writable: bool = True
+
+    def describe(self) -> str:
+        return f"tmpfs {self.target} {self.size_bytes} bytes{'' if self.executable else ' noexec'}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Directory:
+    target: str
+    mode: int = 0o755
+    owned_by_agent: bool = False
+
+    def describe(self) -> str:
+        return f"folder {self.target}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Symlink:
+    target: str
+    to: str
+
+    def describe(self) -> str:
+        return f"link {self.target} -> {self.to}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextFile:
+    target: str
+    text: str
+
+    def describe(self) -> str:
+        return f"file {self.target} ({len(self.text)} characters)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bind:
+    """A host path shown read-only, nosuid and nodev, with what is mounted below it.
+
+    mapped: files of the worktree's owner appear as the agent's (git insists on owning its folder).
+    """
+
+    source: str
+    target: str
+    executable: bool = True
+    optional: bool = False
+    mapped: bool = False
+
+    def describe(self) -> str:
+        return f"read-only {self.source} at {self.target}{'' if self.executable else ' noexec'}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Devices:
+    """A minimal /dev: the named nodes of the host, a private devpts, a private shm."""
+
+    target: str
+    nodes: tuple[str, ...]
+    shm_bytes: int
+
+    def describe(self) -> str:
+        return f"devices {self.target}: {' '.join(self.nodes)}, private pts and shm"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proc:
+    """A fresh read-only procfs that shows only the agent's own processes, some files masked."""
+
+    target: str
+    masked: tuple[str, ...]
+
+    def describe(self) -> str:
+        return f"proc {self.target} (others' processes hidden, {len(self.masked)} masks)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worktree:
+    """The agent's folder, mapped to the run's uid.
+
+    With upper and work (host folders on one file system) it is an overlay and the host tree is not
+    written; without them the agent writes to the host tree itself.
+    """
+
+    source: str
+    target: str
+    upper: str | None
+    work: str | None
+    executable: bool
+    submounts: bool = False
+
+    def describe(self) -> str:
+        kind = "overlay of" if self.upper else "direct"
+        return f"worktree {self.target}: {kind} {self.source}{'' if self.executable else ' noexec'}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pin:
+    """A folder bound onto itself: it can be written below but not renamed away or replaced."""
+
+    target: str
+
+    def describe(self) -> str:
+        return f"pin {self.target} (cannot be renamed)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Protect:
+    """A path that can be read but never written, replaced or renamed over.
+
+    A missing one, or a symlink, needs a placeholder: "file" or "folder", made in the overlay and
+    never on the host.
+    """
+
+    target: str
+    placeholder: str | None = None
+    text: str = ""
+
+    def describe(self) -> str:
+        return f"protect {self.target}{f' (placeholder {self.placeholder})' if self.placeholder else ''}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unlock:
+    """An entry of a frozen folder that stays writable (direct worktrees only)."""
+
+    target: str
+
+    def describe(self) -> str:
+        return f"writable {self.target}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hide:
+    """A path that can be neither read nor written."""
+
+    target: str
+    folder: bool
+
+    def describe(self) -> str:
+        return f"hide {self.target}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogFolder:
+    """A private tmpfs for the agent's own log files, handed to the supervisor as a descriptor."""
+
+    target: str
+    size_bytes: int
+
+    def describe(self) -> str:
+        return f"agent log folder {self.target} ({self.size_bytes} bytes)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Freeze:
+    """Remount read-only: nothing can be added to this file system any more."""
+
+    target: str
+
+    def describe(self) -> str:
+        return f"read-only from here on: {self.target}"
+
+
+MountStep = (
+    Tmpfs
+    | Directory
+    | Symlink
+    | TextFile
+    | Bind
+    | Devices
+    | Proc
+    | Worktree
+    | Pin
+    | Protect
+    | Unlock
+    | Hide
+    | LogFolder
+    | Freeze
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CgroupLimits:
+    """cpu is in cores; memory covers swap too (no swap is given)."""
+
+    memory_bytes: int
+    pids: int
+    cpu_cores: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResourceLimit:
+    """name is a constant of the resource module without RLIMIT_; soft and hard are set alike."""
+
+    name: str
+    value: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathAccess:
+    """Landlock: access is a bit mask of LANDLOCK_ACCESS_FS_*."""
+
+    path: str
+    access: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Landlock:
+    abi: int
+    handled_files: int
+    scoped: int
+    paths: tuple[PathAccess, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoxSpec:
+    """All the launcher needs to know. Arguments, environment and secrets are not here.
+
+    owner_uid, owner_gid: who owns the worktree on disk. seccomp: base64 of struct sock_filter
+    entries. gateway_port: a listener on the box's loopback, 0 for none. required: names of Control.
+    """
+
+    run_id: str
+    namespace_key: str
+    hostname: str
+    owner_uid: int
+    owner_gid: int
+    workdir: str
+    steps: tuple[MountStep, ...]
+    cgroup: CgroupLimits
+    resource_limits: tuple[ResourceLimit, ...]
+    seccomp: str
+    landlock: Landlock | None
+    gateway_port: int
+    required: tuple[str, ...]
+
+
+class SpecError(ValueError):
+    """A message on the launcher's socket does not have the shape it must have."""
+
+
+_STEP_KINDS: dict[str, type] = {kind.__name__: kind for kind in get_args(MountStep)}
+
+
+def encode(value: Any) -> Any:
+    """Dataclasses to plain JSON values; a mount step carries its class name under "step"."""
+    if is_dataclass(value) and not isinstance(value, type):
+        plain = {field.name: encode(getattr(value, field.name)) for field in fields(value)}
+        if type(value).__name__ in _STEP_KINDS:
+            plain["step"] = type(value).__name__
+        return plain
+    if isinstance(value, (tuple, list)):
+        return [encode(item) for item in value]
+    if isinstance(value, dict):
+        return {key: encode(item) for key, item in value.items()}
+    return value
+
+
+def to_json(value: Any) -> bytes:
+    return json.dumps(encode(value), separators=(",", ":")).encode()
+
+
+def decode(kind: type[T], value: Any, where: str = "box") -> T:
+    """Strict: unknown keys, missing keys and wrong types raise SpecError with the place."""
+    return _decode(kind, value, where)  # type: ignore[no-any-return]
+
+
+def _decode(kind: Any, value: Any, where: str) -> Any:
+    origin = get_origin(kind)
+    if origin in (Union, UnionType):
+        return _decode_union(get_args(kind), value, where)
+    if origin is tuple:
+        if not isinstance(value, list):
+            raise SpecError(f"{where} is not a list")
+        inner = get_args(kind)[0]
+        return tuple(_decode(inner, item, f"{where}[{n}]") for n, item in enumerate(value))
+    if is_dataclass(kind):
+        return _decode_struct(kind, value, where)
+    if kind is float and type(value) is int:
+        return float(value)
+    if type(value) is not kind:
+        raise SpecError(f"{where} is not of type {kind.__name__}")
+    return value
+
+
+def _decode_union(options: tuple[Any, ...], value: Any, where: str) -> Any:
+    if value is None and NoneType in options:
+        return None
+    if isinstance(value, dict) and "step" in value:
+        kind = _STEP_KINDS.get(str(value["step"]))
+        if kind is None or kind not in options:
+            raise SpecError(f"{where} has no step called {value['step']!r}")
+        return _decode_struct(kind, {k: v for k, v in value.items() if k != "step"}, where)
+    rest = [option for option in options if option is not NoneType]
+    if len(rest) != 1:
+        raise SpecError(f"{where} names no step")
+    return _decode(rest[0], value, where)
+
+
+_HINTS: dict[type, dict[str, Any]] = {}
+
+
+def _decode_struct(kind: Any, value: Any, where: str) -> Any:
+    if not isinstance(value, dict):
+        raise SpecError(f"{where} is not an object")
+    hints = _HINTS.get(kind)
+    if hints is None:
+        hints = _HINTS[kind] = get_type_hints(kind)
+    unknown = value.keys() - hints.keys()
+    if unknown:
+        raise SpecError(f"{where} has unknown keys {sorted(unknown)}")
+    decoded = {name: _decode(hints[name], item, f"{where}.{name}") for name, item in value.items()}
+    try:
+        return kind(**decoded)
+    except TypeError as error:
+        raise SpecError(f"{where}: {error}") from None

@@ -1,0 +1,74 @@
+"""Owns the error tree: what went wrong, with which thing, what to do about it, and the exit code.
+May touch nothing.
+Never carries a secret: messages reach terminals, logs and the database.
+
+SupervisorError                     64 is free for the agent's own codes; see runs/reasons.py
+├── UsageError              exit 2  the command line, a profile, a ticket key
+│   └── ProfileError                with file and line where they are known
+├── NotFound                exit 3  no such ticket, run or profile
+├── NotYetDead              exit 4  a stop was accepted, but something is still alive
+├── NoSupervisor            exit 5  nothing answers on the control socket
+├── NotStarted              exit 64 a control could not be armed; nothing was executed
+└── StateError              exit 6  the state folder or the database cannot be used
+"""
+
+from __future__ import annotations
+
+
+class SupervisorError(Exception):
+    """Base of all errors that are shown to people. message says what happened, hint what to do."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UsageError(SupervisorError):
+    """Something the caller wrote cannot be used as it is."""
+
+    exit_code = 2
+
+
+class ProfileError(UsageError):
+    """A profile that does not say what it must; where is "file:line" as far as known."""
+
+    def __init__(self, message: str, *, where: str = "", hint: str = "") -> None:
+        super().__init__(f"{where}: {message}" if where else message, hint=hint)
+        self.where = where
+
+
+class NotFound(SupervisorError):
+    """There is no such ticket, run or profile."""
+
+    exit_code = 3
+
+
+class NotYetDead(SupervisorError):
+    """A stop was accepted and is under way; something of the run is still alive."""
+
+    exit_code = 4
+
+
+class NoSupervisor(SupervisorError):
+    """Nothing answers where a supervisor should."""
+
+    exit_code = 5
+
+
+class NotStarted(SupervisorError):
+    """A control could not be armed, so nothing was executed. control is its name."""
+
+    exit_code = 64
+
+    def __init__(self, message: str, *, control: str = "", hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.control = control
+
+
+class StateError(SupervisorError):
+    """The state folder or its database cannot be used: missing, unwritable, corrupt, full."""
+
+    exit_code = 6

@@ -1,0 +1,93 @@
+"""Owns what a profile can say: one struct per table of the TOML file, with every default.
+May touch nothing.
+Never has a key that no code enforces, and never a default that is wider than its absence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import msgspec
+
+from supervisor.profile.units import parse_duration, parse_size
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """[limits]: one run. Seconds, bytes, cores; output is what is kept of stdout, stderr and logs."""
+
+    wall_clock_s: float = msgspec.field(name="wall_clock")
+    stop_grace_s: float = msgspec.field(name="stop_grace", default=5.0)
+    memory_bytes: int = msgspec.field(name="memory")
+    pids: int
+    cpu_cores: float = msgspec.field(name="cpu")
+    tmp_bytes: int = msgspec.field(name="tmp")
+    output_bytes: int = msgspec.field(name="output", default=64 << 20)
+    open_files: int = 4096
+    file_bytes: int = msgspec.field(name="file_size", default=4 << 30)
+
+
+class Files(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """[files]: what of the host can be seen and written.
+
+    protect and hide are patterns below the worktree: names and *, ? and [] within a folder, ** for
+    any depth. executable: may files in the worktree be executed directly?
+    """
+
+    worktree: Literal["overlay", "direct"] = "overlay"
+    executable: bool = False
+    read: list[str] = []
+    protect: list[str] = []
+    hide: list[str] = []
+
+
+class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """[network]: "none" is a loopback of the box's own and nothing else."""
+
+    mode: Literal["none"] = "none"
+
+
+class Env(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """[env]: built from nothing. pass names variables taken from the caller; secret names a source."""
+
+    passed: list[str] = msgspec.field(name="pass", default_factory=list)
+    set: dict[str, str] = {}
+    secret: dict[str, str] = {}
+
+
+class Log(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """[log]: files the agent writes itself, in /run/agent, and the longest line that is kept."""
+
+    files: list[str] = []
+    max_line_bytes: int = msgspec.field(name="max_line", default=1 << 20)
+    folder_bytes: int = msgspec.field(name="folder_size", default=64 << 20)
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A whole profile after `extends` was resolved. digest is the SHA-256 of its effective form."""
+
+    schema: Literal[1]
+    name: str
+    description: str = ""
+    require: list[str] = []
+    limits: Limits
+    files: Files = Files()
+    network: Network = Network()
+    env: Env = msgspec.field(default_factory=Env)
+    log: Log = msgspec.field(default_factory=Log)
+
+
+UNITS: dict[tuple[str, str], Callable[[object], Any]] = {
+    ("limits", "wall_clock"): parse_duration,
+    ("limits", "stop_grace"): parse_duration,
+    ("limits", "memory"): parse_size,
+    ("limits", "tmp"): parse_size,
+    ("limits", "output"): parse_size,
+    ("limits", "file_size"): parse_size,
+    ("log", "max_line"): parse_size,
+    ("log", "folder_size"): parse_size,
+}
+"""Keys that are written with a unit, and what reads them."""
+
+ADDING = (("files", "protect"), ("files", "hide"), ("files", "read"), ("", "require"))
+"""Lists that add up over `extends`: a profile can ask for more, never silently for less."""
