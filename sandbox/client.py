@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sandbox.cgroups import RunGroup
 from sandbox.launcher import MAX_MESSAGE
 from sandbox.spec import BoxSpec, encode
 
@@ -136,7 +137,8 @@ class LauncherClient:
         finally:
             os.close(command)
         ours.setblocking(False)
-        box = Box(self, spec, ours, passed[0], reply["pid"], reply["uid"], reply["cgroups"])
+        group = RunGroup(spec.group_name, reply["cgroup_v2"], reply["cgroup_limits"])
+        box = Box(self, spec, ours, passed[0], reply["pid"], reply["uid"], group)
         try:
             async with asyncio.timeout(_ARMING_PATIENCE_S):
                 await box.wait_armed()
@@ -231,7 +233,7 @@ class Box:
     pidfd: int
     pid: int
     uid: int
-    cgroups: list[str]
+    group: RunGroup
     armed: list[str] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
     program: str = ""

@@ -140,13 +140,13 @@ class Launcher:
     def start(self, request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, Any], list[int]]:
         """Make a box up to the point where the agent waits to be released.
 
-        Descriptors: channel, stdin, stdout, stderr, command. Reply: pid, uid, cgroup folders, and a
+        Descriptors: channel, stdin, stdout, stderr, command. Reply: pid, uid, its cgroups, and a
         pidfd of the box's init.
         """
         spec = decode(BoxSpec, request["spec"])
         if len(descriptors) != 5:
             raise Refused(f"start takes 5 descriptors, not {len(descriptors)}")
-        if spec.run_id in self.boxes or not spec.run_id.isalnum():
+        if spec.run_id in self.boxes or not spec.run_id.isalnum() or "/" in spec.group_name:
             raise Refused(f"run {spec.run_id!r} exists already or is no run id")
         group = self._make_group(spec)
         taken: Identity | None = None
@@ -161,7 +161,7 @@ class Launcher:
                 self.identities.give_back(taken)
             raise
         self.boxes[spec.run_id] = Box(spec, pid, pidfd, group, taken)
-        reply = {"pid": pid, "uid": agent_uid, "cgroups": group.folders}
+        reply = {"pid": pid, "uid": agent_uid, "cgroup_v2": group.v2, "cgroup_limits": group.limits}
         return reply, [pidfd]
 
     def _take_identity(self) -> Identity | None:
@@ -175,11 +175,11 @@ class Launcher:
     def _make_group(self, spec: BoxSpec) -> cgroups.RunGroup:
         where = self._where(spec.namespace_key)
         try:
-            return cgroups.create(where, spec.run_id, spec.cgroup)
+            return cgroups.create(where, spec.group_name, spec.cgroup)
         except OSError as error:
             if Control.CGROUP_KILL in spec.required or self.privileged:
                 raise Refused(f"{error.strerror} ({error.filename})", "cgroup", error.errno or 0) from error
-            return cgroups.RunGroup(spec.run_id, None, {})
+            return cgroups.RunGroup(spec.group_name, None, {})
 
     def _make_overlay_folders(self, spec: BoxSpec, agent_uid: int) -> None:
         for step in spec.steps:
@@ -285,12 +285,12 @@ class Launcher:
         del self.boxes[box.spec.run_id]
 
     def sweep(self, request: dict[str, Any], _: list[int]) -> tuple[dict[str, Any], list[int]]:
-        """End and remove groups of runs that nobody owns any more; keep names those that live."""
-        keep = set(request["keep"]) | set(self.boxes)
+        """End and remove groups of supervisors that are gone; keep names those that live."""
+        keep = set(request["keep"])
         ended: dict[str, int] = {}
         left: list[str] = []
         for group in cgroups.leftovers(self._where(request["namespace_key"])):
-            if group.name in keep:
+            if group.name.partition(".")[0] in keep:
                 continue
             members = group.members()
             _kill_members(group, members)

@@ -301,12 +301,15 @@ class Landlock:
 class BoxSpec:
     """All the launcher needs to know. Arguments, environment and secrets are not here.
 
-    owner_uid, owner_gid: who owns the worktree on disk. seccomp: base64 of struct sock_filter
+    namespace_key and group_name: where its cgroups are made and what they are called; a name is
+    "<supervisor>.<run>", so that a later supervisor can tell whose is whose. owner_uid, owner_gid:
+    who owns the worktree on disk. seccomp: base64 of struct sock_filter
     entries. gateway_port: a listener on the box's loopback, 0 for none. required: names of Control.
     """
 
     run_id: str
     namespace_key: str
+    group_name: str
     hostname: str
     owner_uid: int
     owner_gid: int

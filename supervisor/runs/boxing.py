@@ -55,6 +55,7 @@ def plan(
     run_id: str,
     ticket: str,
     namespace_key: str,
+    worker_id: str,
     overlay_folder: str | None,
 ) -> BoxPlan:
     """The whole box as data. Raises NotStarted when a required control cannot be had on this host."""
@@ -82,6 +83,7 @@ def plan(
     spec = BoxSpec(
         run_id=run_id,
         namespace_key=namespace_key,
+        group_name=f"{worker_id}.{run_id}",
         hostname=rooms.hostname,
         owner_uid=tree.owner_uid,
         owner_gid=tree.owner_gid,

@@ -1,0 +1,122 @@
+"""Owns a run's log on disk: redacted lines, one JSON object each, appended and read back.
+May touch log.ndjson in the run's folder.
+Never writes a line that has not been through the redactor, and never more than its budget.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Literal
+
+import msgspec
+
+from supervisor.clock import rfc3339
+from supervisor.logs.redact import Redactor
+
+Stream = Literal["out", "err", "file"]
+
+
+class LogLine(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One line as it is stored. s: which stream; f: file name for "file"; cut: bytes taken off."""
+
+    at: str
+    s: Stream
+    t: str
+    f: str = ""
+    cut: int = 0
+
+
+@dataclass(slots=True)
+class LogTotals:
+    """What went through: kept and dropped, in lines and bytes, and how many secrets were replaced."""
+
+    lines: int = 0
+    bytes: int = 0
+    dropped_lines: int = 0
+    dropped_bytes: int = 0
+    redacted: int = 0
+
+    def as_dict(self) -> dict[str, int | float]:
+        return {
+            "log_lines": self.lines,
+            "log_bytes": self.bytes,
+            "dropped_bytes": self.dropped_bytes,
+            "redacted": self.redacted,
+        }
+
+
+@dataclass(slots=True)
+class LogBook:
+    """The writer. budget_bytes: what is kept in all; past it lines are counted and dropped."""
+
+    path: str
+    redactor: Redactor
+    budget_bytes: int
+    max_line_bytes: int
+    totals: LogTotals = field(default_factory=LogTotals)
+    _fd: int = -1
+
+    def open(self) -> LogBook:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._fd = os.open(self.path, flags, 0o600)
+        return self
+
+    @property
+    def full(self) -> bool:
+        return self.totals.bytes >= self.budget_bytes
+
+    def add(self, stream: Stream, lines: list[bytes], at: datetime, file: str = "") -> list[LogLine]:
+        """Redact, then cut, then write. Returns what was kept, for whoever watches live."""
+        kept: list[LogLine] = []
+        stamp = rfc3339(at)
+        for raw in lines:
+            if self.full:
+                self.drop(len(raw) + 1, 1)
+                continue
+            clean, count = self.redactor.redact(raw)
+            self.totals.redacted += count
+            cut = max(0, len(clean) - self.max_line_bytes)
+            text = clean[: self.max_line_bytes].decode("utf-8", errors="replace")
+            kept.append(LogLine(stamp, stream, text, file, cut))
+            self.totals.lines += 1
+            self.totals.bytes += len(clean) + 1
+        if kept:
+            self._write(b"".join(msgspec.json.encode(line) + b"\n" for line in kept))
+        return kept
+
+    def drop(self, count: int, lines: int = 0) -> None:
+        self.totals.dropped_bytes += count
+        self.totals.dropped_lines += lines
+
+    def _write(self, raw: bytes) -> None:
+        """A full disk must not stop the run from being watched: what cannot be kept is dropped."""
+        try:
+            while raw:
+                raw = raw[os.write(self._fd, raw) :]
+        except OSError:
+            self.drop(len(raw))
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def read_lines(path: str, offset: int, limit_bytes: int = 1 << 20) -> tuple[list[LogLine], int]:
+    """Whole lines from a byte offset on, and the offset to go on from. A missing log is an empty one."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return [], offset
+    try:
+        raw = os.pread(fd, limit_bytes, offset)
+        while raw and b"\n" not in raw and len(raw) == limit_bytes:
+            limit_bytes *= 2
+            raw = os.pread(fd, limit_bytes, offset)
+    finally:
+        os.close(fd)
+    end = raw.rfind(b"\n") + 1
+    lines = [msgspec.json.decode(line, type=LogLine) for line in raw[:end].splitlines()]
+    return lines, offset + end

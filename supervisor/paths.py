@@ -1,0 +1,91 @@
+"""Owns where things lie: the state folder, the run folder, and what is in them.
+May touch the environment, and makes those two folders.
+Never uses a folder that another user could have prepared.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from dataclasses import dataclass
+
+from supervisor.errors import StateError
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """state survives a reboot, run does not; both belong to this user alone."""
+
+    state: str
+    run: str
+
+    @property
+    def database(self) -> str:
+        return f"{self.state}/supervisor.db"
+
+    @property
+    def stop_folder(self) -> str:
+        return f"{self.state}/stop"
+
+    @property
+    def stop_everything(self) -> str:
+        return f"{self.state}/STOP"
+
+    @property
+    def control_socket(self) -> str:
+        return f"{self.run}/control.sock"
+
+    @property
+    def workers(self) -> str:
+        return f"{self.run}/workers"
+
+    def logs(self, run_id: str) -> str:
+        return f"{self.state}/runs/{run_id}/log.ndjson"
+
+    def run_folder(self, run_id: str) -> str:
+        return f"{self.state}/runs/{run_id}"
+
+    @property
+    def namespace_key(self) -> str:
+        """Names this state's cgroups apart from those of another state on the same host."""
+        return hashlib.sha256(os.path.realpath(self.state).encode()).hexdigest()[:12]
+
+
+def locate() -> Paths:
+    """From SUPERVISOR_STATE_DIR and SUPERVISOR_RUN_DIR, else the places for root or this user."""
+    if os.geteuid() == 0:
+        state, run = "/var/lib/sidecar-supervisor", "/run/sidecar-supervisor"
+    else:
+        home = os.path.expanduser("~")
+        base = os.environ.get("XDG_STATE_HOME") or f"{home}/.local/state"
+        runtime = os.environ.get("XDG_RUNTIME_DIR") or f"{base}/run"
+        state, run = f"{base}/sidecar-supervisor", f"{runtime}/sidecar-supervisor"
+    state = os.environ.get("SUPERVISOR_STATE_DIR") or state
+    run = os.environ.get("SUPERVISOR_RUN_DIR") or run
+    return Paths(os.path.abspath(state), os.path.abspath(run))
+
+
+def prepare(paths: Paths) -> Paths:
+    """Make the folders. Raises StateError where they cannot be made, or somebody else owns them."""
+    _make(paths.state, 0o700, "SUPERVISOR_STATE_DIR")
+    _make(paths.run, 0o755, "SUPERVISOR_RUN_DIR")
+    _make(paths.stop_folder, 0o700, "SUPERVISOR_STATE_DIR")
+    _make(paths.workers, 0o700, "SUPERVISOR_RUN_DIR")
+    _make(f"{paths.state}/runs", 0o700, "SUPERVISOR_STATE_DIR")
+    return paths
+
+
+def _make(folder: str, mode: int, variable: str) -> None:
+    hint = f"make it writable for this user, or set {variable} to a folder that is"
+    try:
+        os.makedirs(folder, mode, exist_ok=True)
+        found = os.stat(folder)
+    except OSError as error:
+        raise StateError(f"the folder {folder} cannot be made: {error.strerror}", hint=hint) from error
+    if not stat.S_ISDIR(found.st_mode) or not os.access(folder, os.W_OK | os.X_OK):
+        raise StateError(f"the folder {folder} is not writable", hint=hint)
+    if found.st_uid not in (0, os.geteuid()) or (found.st_mode & 0o002 and not found.st_mode & stat.S_ISVTX):
+        raise StateError(
+            f"the folder {folder} could be changed by other users", hint=f"chown and chmod {mode:o} it"
+        )
