@@ -24,6 +24,7 @@ from sandbox.spec import BoxSpec, encode
 _PACKAGE_PARENT = str(Path(__file__).resolve().parent.parent)
 _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from sandbox.launcher import main; main()"
 _ARMING_PATIENCE_S = 20.0
+_ABANDON_PATIENCE_S = 5.0
 
 
 class BoxError(Exception):
@@ -311,7 +312,6 @@ class Box:
         while True:
             reply, _ = await self.launcher.request("finish", run_id=self.spec.run_id)
             if reply["dead"]:
-                self.close()
                 return Finished(reply["counters"], reply["left"])
             if loop.time() >= deadline:
                 return None
@@ -332,12 +332,13 @@ class Box:
         return True
 
     async def abandon(self) -> None:
-        """A box that was not armed: end and remove it without ceremony."""
-        self.channel.close()
+        """A box whose agent was not released: end and remove it without ceremony."""
         try:
             await self.kill()
-            await self.wait_empty(5.0)
+            await self.wait_empty(_ABANDON_PATIENCE_S)
         except LauncherGone:
+            pass  # it has ended every box with itself
+        finally:
             self.close()
 
     def close(self) -> None:

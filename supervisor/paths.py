@@ -37,8 +37,12 @@ class Paths:
         return f"{self.run}/control.sock"
 
     @property
-    def workers(self) -> str:
+    def worker_sockets(self) -> str:
         return f"{self.run}/workers"
+
+    @property
+    def worker_locks(self) -> str:
+        return f"{self.state}/workers"
 
     def logs(self, run_id: str) -> str:
         return f"{self.state}/runs/{run_id}/log.ndjson"
@@ -71,7 +75,8 @@ def prepare(paths: Paths) -> Paths:
     _make(paths.state, 0o700, "SUPERVISOR_STATE_DIR")
     _make(paths.run, 0o755, "SUPERVISOR_RUN_DIR")
     _make(paths.stop_folder, 0o700, "SUPERVISOR_STATE_DIR")
-    _make(paths.workers, 0o700, "SUPERVISOR_RUN_DIR")
+    _make(paths.worker_sockets, 0o700, "SUPERVISOR_RUN_DIR")
+    _make(paths.worker_locks, 0o700, "SUPERVISOR_STATE_DIR")
     _make(f"{paths.state}/runs", 0o700, "SUPERVISOR_STATE_DIR")
     return paths
 

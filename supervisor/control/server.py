@@ -1,0 +1,274 @@
+"""Owns the control socket: who may speak, what they may ask, and asking the supervisor for it.
+May touch the supervisor it belongs to, and nothing of the host beyond that socket.
+Never believes a caller's own word on who it is: the kernel says (SO_PEERCRED, unix(7)).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import grp
+import os
+import pwd
+import socket
+import struct
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from supervisor.control.messages import MAX_LINE, Answer, Request, error_answer
+from supervisor.daemon import Supervisor
+from supervisor.errors import NotFound, NotYetDead, StateError, SupervisorError, UsageError
+from supervisor.identifiers import check_ticket
+from supervisor.observe.queries import Queries, kill_result, result
+from supervisor.profile.load import load
+from supervisor.runs.boxing import read_secrets
+from supervisor.runs.life import LiveRun, Order
+from supervisor.runs.reasons import StopRequest, kill_request, stop_request
+from supervisor.workspace.tree import inspect
+
+_KILL_PATIENCE_S = 15.0
+
+Handler = Callable[[dict[str, Any], str], Awaitable[Any]]
+
+
+class ControlServer:
+    """Serves one supervisor on its socket. Use as an async context manager."""
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self.supervisor = supervisor
+        self.queries = Queries(supervisor.store, supervisor.paths)
+        self.handlers: dict[str, Handler] = {
+            "ping": self._ping,
+            "ps": self._ps,
+            "status": self._status,
+            "events": self._events,
+            "log": self._log,
+            "report": self._report,
+            "kill": self._kill,
+            "stop": self._stop,
+            "run": self._run,
+            "wait": self._wait,
+            "pause": self._pause,
+            "resume": self._resume,
+        }
+        self._server: asyncio.Server
+
+    async def __aenter__(self) -> ControlServer:
+        path = self.supervisor.socket_path
+        await _remove_stale(path)
+        try:
+            self._server = await asyncio.start_unix_server(self._serve, path, limit=MAX_LINE)
+            self._give_to_group(path)
+        except OSError as error:
+            raise StateError(
+                f"the control socket {path} cannot be made: {error.strerror or error}",
+                hint="set SUPERVISOR_RUN_DIR to a writable folder with a shorter path",
+            ) from error
+        return self
+
+    def _give_to_group(self, path: str) -> None:
+        name = self.supervisor.config.control.group
+        if not name or self.supervisor.kind != "daemon":
+            os.chmod(path, 0o600)
+            return
+        try:
+            os.chown(path, -1, grp.getgrnam(name).gr_gid)
+        except KeyError:
+            raise UsageError(f"control.group: there is no group {name!a}") from None
+        os.chmod(path, 0o660)
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.supervisor.socket_path)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            answer = await self._answer(reader, writer)
+            writer.write(msgspec.json.encode(answer) + b"\n")
+            await writer.drain()
+        except (ConnectionError, asyncio.LimitOverrunError, ValueError):
+            pass  # whoever asked has gone, or did not speak our language
+        finally:
+            writer.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Answer:
+        try:
+            who = self._admit(writer.get_extra_info("socket"))
+            request = msgspec.json.decode(await reader.readline(), type=Request)
+            handler = self.handlers.get(request.op)
+            if handler is None:
+                raise UsageError(
+                    f"this supervisor does not know {request.op!a}", hint="is it an older version?"
+                )
+            return Answer(kind="result", value=await handler(request.arguments, who))
+        except SupervisorError as error:
+            return error_answer(error)
+        except (msgspec.DecodeError, msgspec.ValidationError, KeyError, TypeError) as error:
+            return error_answer(UsageError(f"the request cannot be read: {error}"))
+
+    def _admit(self, peer: socket.socket) -> str:
+        """Root, the supervisor's own user, or a member of the control group; answers "uid:name"."""
+        raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        _, uid, gid = struct.unpack("3i", raw)
+        try:
+            name = pwd.getpwuid(uid).pw_name
+        except KeyError:
+            name = "?"
+        if uid in (0, os.geteuid()) or self._in_group(name, gid):
+            return f"{uid}:{name}"
+        raise UsageError(f"user {name} ({uid}) may not control this supervisor")
+
+    def _in_group(self, name: str, gid: int) -> bool:
+        wanted = self.supervisor.config.control.group
+        try:
+            group = grp.getgrnam(wanted) if wanted else None
+        except KeyError:
+            return False
+        return group is not None and (gid == group.gr_gid or name in group.gr_mem)
+
+    # ------------------------------------------------------------ asking
+
+    async def _ping(self, _: dict[str, Any], who: str) -> Any:
+        own = self.supervisor
+        return {"worker_id": own.worker_id, "kind": own.kind, "pid": os.getpid(), "you": who}
+
+    async def _ps(self, wanted: dict[str, Any], _: str) -> Any:
+        return self.queries.ps(bool(wanted.get("all")))
+
+    async def _status(self, wanted: dict[str, Any], _: str) -> Any:
+        return self.queries.status(wanted["ticket"])
+
+    async def _events(self, wanted: dict[str, Any], _: str) -> Any:
+        return self.queries.events(wanted["ticket"], int(wanted.get("after", 0)))
+
+    async def _log(self, wanted: dict[str, Any], _: str) -> Any:
+        return self.queries.log(wanted["ticket"], int(wanted.get("offset", 0)))
+
+    async def _report(self, wanted: dict[str, Any], _: str) -> Any:
+        return self.queries.report(wanted.get("since", "7d"))
+
+    # ------------------------------------------------------------ acting
+
+    async def _kill(self, wanted: dict[str, Any], who: str) -> Any:
+        request = kill_request("operator", who=who, note=str(wanted.get("note", "")))
+        return await self._end(
+            self.supervisor.find(check_ticket(wanted["ticket"])), request, _KILL_PATIENCE_S
+        )
+
+    async def _stop(self, wanted: dict[str, Any], who: str) -> Any:
+        live = self.supervisor.find(check_ticket(wanted["ticket"]))
+        grace_s = float(wanted["grace_s"]) if "grace_s" in wanted else live.profile.limits.stop_grace_s
+        request = stop_request("operator", grace_s, who=who, note=str(wanted.get("note", "")))
+        return await self._end(live, request, grace_s + _KILL_PATIENCE_S)
+
+    async def _end(self, live: LiveRun, request: StopRequest, patience_s: float) -> Any:
+        live.request_stop(request)
+        try:
+            async with asyncio.timeout(patience_s):
+                await live.ended.wait()
+        except TimeoutError:
+            raise NotYetDead(
+                f"{live.order.ticket} is being ended, but something of it is still alive",
+                hint=f"supervisorctl status {live.order.ticket} shows what; it is tried again and again",
+            ) from None
+        return kill_result(live.run)
+
+    async def _run(self, wanted: dict[str, Any], who: str) -> Any:
+        """Start a run here; the answer comes when the agent has been released, or could not be."""
+        _check_rights(wanted, int(who.partition(":")[0]))
+        order = make_order(wanted)
+        live = await self.supervisor.launch(order)
+        await live.started.wait()
+        if live.problem is not None:
+            raise live.problem
+        return {"run_id": live.run.run_id, "ticket": order.ticket, "asked_by": who, "summary": summary(live)}
+
+    async def _wait(self, wanted: dict[str, Any], _: str) -> Any:
+        """The result of a run, once it has ended."""
+        ticket = check_ticket(wanted["ticket"])
+        live = self.supervisor.runs.get(ticket)
+        if live is not None:
+            await live.ended.wait()
+            return result(live.run)
+        run = self.queries.find(ticket)
+        if run.ended_at is None:
+            raise NotFound(f"{ticket} is supervised by another process")
+        return result(run)
+
+    async def _pause(self, wanted: dict[str, Any], _: str) -> Any:
+        return await self._set_paused(wanted, "true")
+
+    async def _resume(self, wanted: dict[str, Any], _: str) -> Any:
+        return await self._set_paused(wanted, "false")
+
+    async def _set_paused(self, wanted: dict[str, Any], value: str) -> Any:
+        project = str(wanted.get("project", ""))
+        key = f"paused:{project}" if project else "paused"
+        recorder = self.supervisor.recorder
+        await asyncio.wrap_future(recorder.write(lambda store: store.set_setting(key, value)))
+        return {key: value}
+
+
+def make_order(wanted: dict[str, Any]) -> Order:
+    """Check everything a run needs before anything is written. Raises SupervisorError."""
+    loaded = load(wanted["profile"])
+    tree = inspect(wanted["worktree"])
+    argv = [str(word) for word in wanted["argv"]]
+    if not argv or not argv[0]:
+        raise UsageError(
+            "no command was given", hint="supervisorctl run --profile offline -- python3 script.py"
+        )
+    return Order(
+        ticket=check_ticket(wanted["ticket"]),
+        loaded=loaded,
+        tree=tree,
+        argv=argv,
+        caller_environment=dict(wanted.get("environment", {})),
+        secrets=read_secrets(loaded.profile),
+        project=str(wanted.get("project", "")),
+    )
+
+
+def _check_rights(wanted: dict[str, Any], uid: int) -> None:
+    """Members of the control group get no more than they have: their own folders, and profiles that
+    root wrote. A profile of their own could name any file of the host as a secret."""
+    if uid in (0, os.geteuid()):
+        return
+    if "/" in wanted["profile"] or wanted["profile"].endswith(".toml"):
+        raise UsageError(
+            "only root may give the daemon a profile by path", hint="use a shipped profile's name"
+        )
+    owner = inspect(wanted["worktree"]).owner_uid
+    if owner != uid:
+        raise UsageError(f"the worktree {wanted['worktree']!a} belongs to another user ({owner})")
+
+
+def summary(live: LiveRun) -> dict[str, Any]:
+    """What the first lines of `run` show: the box and its limits."""
+    attestation = live.run.attestation or {}
+    return {
+        "profile": live.profile.name,
+        "worktree": live.order.tree.root,
+        "mode": live.profile.files.worktree,
+        "armed": len(attestation.get("armed", [])),
+        "missing": attestation.get("missing", {}),
+        "armed_ms": attestation.get("armed_ms"),
+        "limits": live.run.limits,
+    }
+
+
+async def _remove_stale(path: str) -> None:
+    """A socket nobody answers on is a leftover; one that answers is somebody's. Called under a lock."""
+    if not os.path.lexists(path):
+        return
+    try:
+        _, writer = await asyncio.open_unix_connection(path)
+    except OSError:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        return
+    writer.close()
+    raise UsageError(f"another supervisor answers on {path}")

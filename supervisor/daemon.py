@@ -1,0 +1,264 @@
+"""Owns wiring the parts of one supervisor process: start, reconcile, watch, shut down.
+May touch everything below it; it is the only module that knows all of them.
+Never decides about a run itself: it hands requests to the run's own life.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+from contextlib import AsyncExitStack, suppress
+from typing import Literal
+
+from sandbox.client import LauncherClient
+from supervisor import workers
+from supervisor.clock import Clock, SystemClock, boot_id, rfc3339
+from supervisor.config import Config
+from supervisor.errors import NotFound, StateError, UsageError
+from supervisor.events import EventKind
+from supervisor.identifiers import new_ulid
+from supervisor.logs.redact import KnownSecrets
+from supervisor.paths import Paths
+from supervisor.runs.life import LiveRun, Order, Step, Surroundings
+from supervisor.runs.reasons import StopRequest, kill_request
+from supervisor.runs.reconcile import reconcile
+from supervisor.stopping import stop_file
+from supervisor.stopping.database_flag import DatabaseFlags
+from supervisor.store.recorder import Recorder
+from supervisor.store.records import Run, RunState, Worker
+from supervisor.store.sqlite import SqliteStore
+
+_LOOK_EVERY_S = 1.0
+Kind = Literal["daemon", "foreground"]
+
+
+class Supervisor:
+    """Runs agents until it is closed; then it ends them first. Use as an async context manager."""
+
+    def __init__(
+        self,
+        paths: Paths,
+        config: Config,
+        kind: Kind,
+        *,
+        clock: Clock | None = None,
+        on_step: Callable[[Step], None] = lambda _: None,
+    ) -> None:
+        self.paths = paths
+        self.config = config
+        self.kind: Kind = kind
+        self.clock = clock or SystemClock()
+        self.worker_id = new_ulid()
+        self.runs: dict[str, LiveRun] = {}
+        self.lost: list[Run] = []
+        self.store: SqliteStore
+        self.recorder: Recorder
+        self.launcher: LauncherClient
+        self._on_step = on_step
+        self._stack = AsyncExitStack()
+        self._tasks: asyncio.TaskGroup
+        self._look = asyncio.Event()
+        self._closing = False
+        self._flags: DatabaseFlags
+
+    @property
+    def socket_path(self) -> str:
+        if self.kind == "daemon":
+            return self.paths.control_socket
+        return f"{self.paths.worker_sockets}/{self.worker_id}.sock"
+
+    # ------------------------------------------------------------ start and end
+
+    async def __aenter__(self) -> Supervisor:
+        try:
+            await self._start()
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def _start(self) -> None:
+        """The order matters: the launcher before any thread, the lock before the row, then tidy up."""
+        if self.kind == "daemon":
+            self._be_the_only_daemon()
+        self.launcher = await self._stack.enter_async_context(LauncherClient(self.paths.namespace_key))
+        lock = workers.hold(workers.lock_path(self.paths, self.worker_id))
+        self._stack.callback(self._let_go, lock)
+        self.recorder = Recorder(self.paths.database)
+        self._stack.callback(self.recorder.close)
+        self.store = SqliteStore(self.paths.database)
+        self._stack.callback(self.store.close)
+        self._flags = DatabaseFlags(self.store, self.config.stop)
+        self._stack.callback(self._flags.close)
+        self._register()
+        self._stack.callback(self._unregister)
+        self.lost = await reconcile(self.paths, self.store, self.launcher, self.clock)
+        self._tasks = await self._stack.enter_async_context(asyncio.TaskGroup())
+        watch = self._tasks.create_task(self._watch_stops())
+        self._stack.callback(watch.cancel)
+        self._stack.push_async_callback(self._end_runs)
+
+    def _be_the_only_daemon(self) -> None:
+        try:
+            lock = workers.hold(f"{self.paths.state}/daemon.lock")
+        except OSError:
+            raise UsageError(
+                f"a daemon for {self.paths.state} is running already", hint="supervisorctl ps"
+            ) from None
+        self._stack.callback(os.close, lock)
+
+    def _let_go(self, lock: int) -> None:
+        with suppress(FileNotFoundError):
+            os.unlink(workers.lock_path(self.paths, self.worker_id))
+        os.close(lock)
+
+    def _register(self) -> None:
+        worker = Worker(
+            worker_id=self.worker_id,
+            host=socket.gethostname(),
+            boot_id=boot_id(),
+            pid=os.getpid(),
+            kind=self.kind,
+            socket=self.socket_path,
+            started_at=rfc3339(self.clock.utc()),
+        )
+        self.store.add_worker(worker)
+
+    def _unregister(self) -> None:
+        """Last of all writes; a row that stays is removed by the next start."""
+        self.recorder.write(lambda store: store.remove_worker(self.worker_id))
+
+    async def _end_runs(self) -> None:
+        """Nothing of ours lives on without us."""
+        self._closing = True
+        for run in list(self.runs.values()):
+            run.request_stop(kill_request("supervisor", who=self.kind, note="the supervisor was shut down"))
+        for run in list(self.runs.values()):
+            await run.ended.wait()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    # ------------------------------------------------------------ runs
+
+    async def launch(self, order: Order) -> LiveRun:
+        """Write the run down and start its life. Raises UsageError for a ticket that runs already."""
+        self._refuse_when_paused(order.project)
+        if self._closing:
+            raise UsageError("the supervisor is shutting down")
+        run = self._new_run(order)
+        folder = self.paths.run_folder(run.run_id)
+        try:
+            os.makedirs(folder, 0o700)
+        except OSError as error:
+            raise StateError(f"{folder} cannot be made: {error.strerror}", hint="free space there") from error
+        around = Surroundings(
+            paths=self.paths,
+            store=self.store,
+            recorder=self.recorder,
+            launcher=self.launcher,
+            clock=self.clock,
+            worker_id=self.worker_id,
+            stop_is_wanted=self.stop_is_wanted,
+            on_step=self._on_step,
+        )
+        live = LiveRun(order, around, run)
+        created = live.row.make_event(EventKind.RUN_CREATED, {"profile": run.profile, "command": run.command})
+        try:
+            await asyncio.wrap_future(self.recorder.write(lambda store: store.create_run(live.run, created)))
+        except BaseException:
+            os.rmdir(folder)
+            raise
+        order.on_event(created)
+        self.runs[order.ticket] = live
+        self._tasks.create_task(self._live(live))
+        return live
+
+    async def _live(self, live: LiveRun) -> None:
+        try:
+            await live.live()
+        finally:
+            self.runs.pop(live.order.ticket, None)
+
+    def _new_run(self, order: Order) -> Run:
+        run_id = new_ulid()
+        profile = order.loaded.profile
+        redactor = KnownSecrets(order.secrets)
+        overlay = self.paths.run_folder(run_id) if profile.files.worktree == "overlay" else ""
+        return Run(
+            run_id=run_id,
+            ticket=order.ticket,
+            project=order.project,
+            profile=profile.name,
+            profile_digest=order.loaded.digest,
+            command=[redactor.redact(word.encode())[0].decode() for word in order.argv],
+            worktree=order.tree.root,
+            overlay=overlay,
+            host=socket.gethostname(),
+            boot_id=boot_id(),
+            worker_id=self.worker_id,
+            state=RunState.CREATED,
+            created_at=rfc3339(self.clock.utc()),
+            limits={
+                "wall_clock_s": profile.limits.wall_clock_s,
+                "stop_grace_s": profile.limits.stop_grace_s,
+                "memory_bytes": profile.limits.memory_bytes,
+                "pids": profile.limits.pids,
+                "cpu_cores": profile.limits.cpu_cores,
+            },
+        )
+
+    def _refuse_when_paused(self, project: str) -> None:
+        settings = self.store.settings()
+        for key in ("paused", f"paused:{project}" if project else "paused"):
+            if settings.get(key, "").lower() in ("true", "1", "yes"):
+                of = f" of project {project}" if key != "paused" else ""
+                raise UsageError(
+                    f"starting runs{of} is paused", hint="supervisorctl resume lets them start again"
+                )
+
+    # ------------------------------------------------------------ stops
+
+    def find(self, ticket: str) -> LiveRun:
+        """The live run of a ticket in this process. Raises NotFound."""
+        if ticket not in self.runs:
+            raise NotFound(f"no ticket {ticket} is running here")
+        return self.runs[ticket]
+
+    def stop_is_wanted(self, ticket: str) -> StopRequest | None:
+        """Look once: stop-files, then flags. A database that is away does not hide the files."""
+        notes = stop_file.look(self.paths, [ticket])
+        if notes:
+            return kill_request("stop_file", note=notes[ticket])
+        flags = self._flags.look([ticket])
+        if flags:
+            return kill_request("database_flag", note=flags[ticket])
+        return None
+
+    async def _watch_stops(self) -> None:
+        """Every second, and as soon as something changes in the folder: look for every live run."""
+        loop = asyncio.get_running_loop()
+
+        def wake() -> None:
+            loop.call_soon_threadsafe(self._look.set)
+
+        watch = stop_file.StopFolderWatch(self.paths, wake)
+        try:
+            while True:
+                if self.runs:
+                    await asyncio.to_thread(watch.refresh)
+                    self._stop_what_is_flagged()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._look.wait(), _LOOK_EVERY_S)
+                self._look.clear()
+        finally:
+            watch.close()
+
+    def _stop_what_is_flagged(self) -> None:
+        live = [ticket for ticket, run in self.runs.items() if run.request is None]
+        for ticket, note in stop_file.look(self.paths, live).items():
+            self.runs[ticket].request_stop(kill_request("stop_file", note=note))
+        for ticket, note in self._flags.look(live).items():
+            self.runs[ticket].request_stop(kill_request("database_flag", note=note))

@@ -1,0 +1,189 @@
+"""Owns what can be asked about runs, as plain data for people, JSON and the control socket.
+May touch the store and the runs' log books, read-only.
+Never changes anything.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from supervisor import workers
+from supervisor.clock import parse_rfc3339, rfc3339
+from supervisor.errors import NotFound, UsageError
+from supervisor.logs.book import read_lines
+from supervisor.paths import Paths
+from supervisor.profile.units import parse_duration
+from supervisor.runs.verdict import agent_exit_code
+from supervisor.store.records import Run
+from supervisor.store.sqlite import SqliteStore
+
+_RECENT = 5
+
+
+class Queries:
+    """Every method answers with JSON shapes; a ticket that is not known raises NotFound."""
+
+    def __init__(self, store: SqliteStore, paths: Paths) -> None:
+        self.store = store
+        self.paths = paths
+
+    def ps(self, include_ended: bool = False) -> list[dict[str, Any]]:
+        """Live runs, oldest first; with include_ended those of the last day too."""
+        rows = self.store.live_runs()
+        if include_ended:
+            since = rfc3339(datetime.now(UTC) - timedelta(days=1))
+            rows = [*reversed(self.store.ended_runs(since)), *rows]
+        return [self._short(run) for run in rows]
+
+    def status(self, ticket: str) -> dict[str, Any]:
+        """One run in full: the latest of that ticket."""
+        run = self.find(ticket)
+        return {**self._short(run), **_long(run)}
+
+    def find(self, ticket: str) -> Run:
+        run = self.store.latest_run(ticket)
+        if run is None:
+            raise NotFound(f"no ticket {ticket!a} has ever run here", hint=self._known())
+        return run
+
+    def events(self, ticket: str, after: int = 0) -> dict[str, Any]:
+        """Events after a number, the number to go on from, and whether more can come."""
+        run = self.find(ticket)
+        found = self.store.events(run.run_id, after)
+        last = found[-1][0] if found else after
+        return {
+            "events": [msgspec.to_builtins(event) for _, event in found],
+            "next": last,
+            "ended": run.ended_at is not None,
+        }
+
+    def log(self, ticket: str, offset: int = 0) -> dict[str, Any]:
+        """Log lines from a byte offset, the offset to go on from, and whether more can come."""
+        run = self.find(ticket)
+        lines, end = read_lines(self.paths.logs(run.run_id), offset)
+        return {
+            "lines": [msgspec.to_builtins(line) for line in lines],
+            "next": end,
+            "ended": run.ended_at is not None,
+        }
+
+    def report(self, since: str = "7d") -> dict[str, Any]:
+        """How runs ended in a span of time ("7d", "12h", or an instant)."""
+        start = _since(since)
+        runs = self.store.ended_runs(start)
+        reasons: Counter[str] = Counter(str(run.reason) for run in runs)
+        by_reason = []
+        for reason, count in reasons.most_common():
+            seconds = sorted(float(r.totals.get("seconds", 0)) for r in runs if r.reason == reason)
+            by_reason.append(
+                {
+                    "reason": reason,
+                    "runs": count,
+                    "share": round(count / len(runs), 4),
+                    "median_seconds": seconds[len(seconds) // 2],
+                    "by": dict(Counter(r.reason_by for r in runs if r.reason == reason)),
+                }
+            )
+        return {
+            "since": start,
+            "runs": len(runs),
+            "tickets": len({run.ticket for run in runs}),
+            "seconds": round(sum(float(run.totals.get("seconds", 0)) for run in runs), 1),
+            "redacted": int(sum(run.totals.get("redacted", 0) for run in runs)),
+            "reasons": by_reason,
+        }
+
+    def _short(self, run: Run) -> dict[str, Any]:
+        return {
+            "run_id": run.run_id,
+            "ticket": run.ticket,
+            "project": run.project,
+            "profile": run.profile,
+            "command": run.command,
+            "worktree": run.worktree,
+            "state": run.state,
+            "reason": run.reason,
+            "by": run.reason_by or None,
+            "started_at": run.started_at,
+            "ended_at": run.ended_at,
+            "created_at": run.created_at,
+            "limits": run.limits,
+            "totals": run.totals,
+            "supervised": run.ended_at is not None or workers.is_alive(self.paths, run.worker_id),
+        }
+
+    def _known(self) -> str:
+        live = [run.ticket for run in self.store.live_runs()][:_RECENT]
+        ended = self.store.ended_runs("", _RECENT)
+        parts = [f"running now: {', '.join(live)}" if live else "nothing is running"]
+        if ended:
+            parts.append("recently ended: " + ", ".join(f"{run.ticket} ({run.reason})" for run in ended))
+        return " · ".join(parts)
+
+
+def _long(run: Run) -> dict[str, Any]:
+    code = agent_exit_code(run.exit_status)
+    return {
+        "profile_digest": run.profile_digest,
+        "who": run.reason_who or None,
+        "note": run.reason_note or None,
+        "figures": run.figures,
+        "stage": run.stage or None,
+        "exit_status": code,
+        "host": run.host,
+        "boot_id": run.boot_id,
+        "kill": msgspec.to_builtins(run.kill),
+        "attestation": run.attestation,
+        "applied": run.applied or None,
+    }
+
+
+def result(run: Run) -> dict[str, Any]:
+    """What `run --json` prints: one object when the run has ended."""
+    return {
+        "run_id": run.run_id,
+        "ticket": run.ticket,
+        "reason": run.reason,
+        "by": run.reason_by,
+        "who": run.reason_who or None,
+        "note": run.reason_note or None,
+        "exit_status": agent_exit_code(run.exit_status),
+        "started_at": run.started_at,
+        "ended_at": run.ended_at,
+        "totals": run.totals,
+        "attestation": run.attestation,
+        "kill": msgspec.to_builtins(run.kill),
+        "applied": run.applied or None,
+    }
+
+
+def kill_result(run: Run) -> dict[str, Any]:
+    """What `kill --json` prints for each ticket."""
+    kill = run.kill
+    return {
+        "ticket": run.ticket,
+        "run_id": run.run_id,
+        "dead": run.ended_at is not None,
+        "elapsed_ms": kill.elapsed_ms if kill else None,
+        "survivors": kill.survivors if kill else None,
+        "stage": kill.stage if kill else None,
+        "processes": kill.processes if kill else None,
+        "reason": run.reason,
+        "already": False,
+    }
+
+
+def _since(text: str) -> str:
+    if re.fullmatch(r"[\d.]+(ms|s|m|h|d)([\d.]+(ms|s|m|h|d))*", text):
+        return rfc3339(datetime.now(UTC) - timedelta(seconds=parse_duration(text)))
+    try:
+        return rfc3339(parse_rfc3339(text))
+    except ValueError:
+        raise UsageError(
+            f"--since {text!a} is no span of time", hint='like "7d", "12h" or "2026-09-01"'
+        ) from None

@@ -1,0 +1,470 @@
+"""Owns the life of one run, from a stored intention to a closed row with one reason.
+May touch its box, its pipes, its log and its row; everything it opens it also closes.
+Never releases the agent before all is armed and compared, and never reports dead what was not seen dead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from sandbox import attest
+from sandbox.client import Box, BoxError, Finished, LauncherClient, LauncherGone, Streams
+from supervisor.clock import Clock
+from supervisor.errors import NotStarted, SupervisorError
+from supervisor.events import Event, EventKind
+from supervisor.limits.wall_clock import WallClock
+from supervisor.logs.agent_files import AgentFiles
+from supervisor.logs.book import LogBook, LogLine
+from supervisor.logs.capture import PipeCapture, drain, make_pipe
+from supervisor.logs.redact import KnownSecrets
+from supervisor.paths import Paths
+from supervisor.profile.load import Loaded
+from supervisor.runs import boxing
+from supervisor.runs.reasons import StopReason, StopRequest, kill_request, limit_request
+from supervisor.runs.row import RunRow
+from supervisor.runs.verdict import Seen, Verdict, decide
+from supervisor.store.recorder import Recorder
+from supervisor.store.records import KillRecord, Run, RunState
+from supervisor.store.sqlite import SqliteStore
+from supervisor.workspace.tree import Tree
+
+_LOOK_EVERY_S = 1.0
+_FILES_EVERY_S = 0.25
+_EMPTY_PATIENCE_S = 10.0
+_DRAIN_PATIENCE_S = 2.0
+_UNKILLABLE_RETRY_S = 5.0
+_RECORD_PATIENCE_S = 10.0
+_INTENT_PATIENCE_S = 0.05
+_CLOSE_PATIENCE_S = 2.0
+
+
+class Step(StrEnum):
+    """The named points of a run's life; crash tests end the supervisor at each of them."""
+
+    CREATED = "created"
+    BOX_MADE = "box_made"
+    ATTESTED = "attested"
+    RELEASED = "released"
+    STOP_WRITTEN = "stop_written"
+    TERM_SENT = "term_sent"
+    KILL_SENT = "kill_sent"
+    EMPTY = "empty"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What somebody asked to be run. caller_environment is only looked at for [env] pass."""
+
+    ticket: str
+    loaded: Loaded
+    tree: Tree
+    argv: list[str]
+    caller_environment: dict[str, str]
+    secrets: dict[str, str]
+    project: str = ""
+    on_lines: Callable[[list[LogLine]], None] = lambda _: None
+    on_event: Callable[[Event], None] = lambda _: None
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a run needs of the supervisor that owns it. store only reads; writes go to recorder."""
+
+    paths: Paths
+    store: SqliteStore
+    recorder: Recorder
+    launcher: LauncherClient
+    clock: Clock
+    worker_id: str
+    stop_is_wanted: Callable[[str], StopRequest | None]
+    on_step: Callable[[Step], None] = lambda _: None
+
+
+class LiveRun:
+    """One run. request_stop may be called at any time from the same loop; ended is set at the end."""
+
+    def __init__(self, order: Order, around: Surroundings, run: Run) -> None:
+        self.order = order
+        self.around = around
+        self.row = RunRow(run, around.recorder, around.clock, order.on_event)
+        self.profile = order.loaded.profile
+        self.redactor = KnownSecrets(order.secrets)
+        self.started = asyncio.Event()
+        self.ended = asyncio.Event()
+        self.problem: SupervisorError | None = None
+        self.box: Box | None = None
+        self.wall_clock: WallClock | None = None
+        self.request: StopRequest | None = None
+        self._requested_at_s = 0.0
+        self._wake = asyncio.Event()
+        self._launcher_gone = False
+        self._seccomp_sha256 = ""
+
+    @property
+    def run(self) -> Run:
+        return self.row.run
+
+    def request_stop(self, request: StopRequest) -> None:
+        """The first request gives the reason; a later one can only make the end come sooner."""
+        if self.request is None:
+            self.request = request
+            self._requested_at_s = self.around.clock.boottime_s()
+        elif request.grace_s < self.request.grace_s:
+            self.request = msgspec.structs.replace(self.request, grace_s=request.grace_s)
+        self._wake.set()
+
+    # ------------------------------------------------------------ the walk
+
+    async def live(self) -> None:
+        """Everything, in order. What goes wrong before the release is the run's end: not_started."""
+        try:
+            self.around.on_step(Step.CREATED)
+            async with AsyncExitStack() as stack:
+                await self._walk(stack)
+        except (BoxError, SupervisorError, OSError) as error:
+            await self._not_started(_as_not_started(error))
+        finally:
+            self.started.set()
+            self.ended.set()
+
+    async def _walk(self, stack: AsyncExitStack) -> None:
+        book = self._open_book()
+        stack.callback(book.close)
+        self._refuse_if_stopped()
+        began_s = self.around.clock.boottime_s()
+        box, captures = await self._make_box(book, stack)
+        self.box = box
+        stack.callback(box.close)
+        self.around.on_step(Step.BOX_MADE)
+        files = AgentFiles(box, self.profile, book, self.around.clock, self.row.tell, self.order.on_lines)
+        stack.callback(files.close)
+        try:
+            await self._attest(box, began_s)
+            self._refuse_if_stopped()
+            await self._release(box)
+        except BaseException:
+            await box.abandon()
+            raise
+        async with asyncio.TaskGroup() as tasks:
+            exited = tasks.create_task(box.wait_exited())
+            await self._watch(box, files, exited, tasks)
+            finished, kill = await self._end(box, exited)
+        await drain(captures, _DRAIN_PATIENCE_S)
+        files.finish()
+        await self._close(book, finished, kill, exited.result())
+
+    def _open_book(self) -> LogBook:
+        limits, log = self.profile.limits, self.profile.log
+        path = self.around.paths.logs(self.run.run_id)
+        return LogBook(path, self.redactor, limits.output_bytes, log.max_line_bytes).open()
+
+    def _refuse_if_stopped(self) -> None:
+        """A stop that was there before the agent was: nothing is executed."""
+        request = self.request or self.around.stop_is_wanted(self.order.ticket)
+        if request is not None:
+            self.request = request
+            said = request.note or request.who
+            raise NotStarted(
+                f"a stop for {self.order.ticket} is in force ({request.by}{': ' + said if said else ''})",
+                hint=_how_to_lift(request, self.around.paths, self.order.ticket),
+            )
+
+    async def _make_box(self, book: LogBook, stack: AsyncExitStack) -> tuple[Box, list[PipeCapture]]:
+        plan = boxing.plan(
+            self.profile,
+            self.order.tree,
+            self.around.launcher.capabilities,
+            run_id=self.run.run_id,
+            ticket=self.order.ticket,
+            namespace_key=self.around.paths.namespace_key,
+            worker_id=self.around.worker_id,
+            overlay_folder=self.run.overlay or None,
+        )
+        self._seccomp_sha256 = plan.seccomp_sha256
+        (out_read, out_write), (err_read, err_write) = make_pipe(), make_pipe()
+        captures = [
+            PipeCapture(out_read, "out", book, self.around.clock, self.order.on_lines),
+            PipeCapture(err_read, "err", book, self.around.clock, self.order.on_lines),
+        ]
+        for capture in captures:
+            capture.start()
+            stack.callback(capture.stop)
+        null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+        environment = boxing.environment(self.profile, self.order.caller_environment, self.order.secrets)
+        try:
+            streams = Streams(null, out_write, err_write)
+            box = await self.around.launcher.start(plan.spec, streams, self.order.argv, environment)
+        finally:
+            for fd in (null, out_write, err_write):
+                os.close(fd)
+        return box, captures
+
+    async def _attest(self, box: Box, began_s: float) -> None:
+        """Compare the kernel's view with what was asked for; a disagreement ends it here."""
+        facts = await box.attest()
+        required = frozenset(box.spec.required)
+        wrong = attest.disagreements(
+            facts, uid=box.uid, seccomp_sha256=self._seccomp_sha256, required=required
+        )
+        if wrong:
+            control = wrong[0].partition(":")[0]
+            raise NotStarted(f"not as it was reported: {'; '.join(wrong)}", control=control)
+        armed_ms = round((self.around.clock.boottime_s() - began_s) * 1000, 3)
+        written = self.row.change(
+            EventKind.BOX_ARMED,
+            {"controls": len(box.armed), "missing": box.missing, "armed_ms": armed_ms},
+            state=RunState.STARTING,
+            attestation=_attestation(box, facts, armed_ms),
+            cgroups=box.group.folders,
+        )
+        if not await self.row.settled(written, _RECORD_PATIENCE_S):
+            raise NotStarted("the attestation could not be stored", hint="see the state of the database")
+        self.around.on_step(Step.ATTESTED)
+
+    async def _release(self, box: Box) -> None:
+        """The row says running before anything runs: a crash in between is found at the next start."""
+        limit_s = self.profile.limits.wall_clock_s
+        self.wall_clock = WallClock(self.around.clock.boottime_s(), limit_s)
+        written = self.row.change(
+            EventKind.RUN_STARTED, {}, state=RunState.RUNNING, started_at=self.row.now()
+        )
+        if not await self.row.settled(written, _RECORD_PATIENCE_S):
+            raise NotStarted("the start could not be stored", hint="see the state of the database")
+        await box.release()
+        self.started.set()
+        self.around.on_step(Step.RELEASED)
+
+    # ------------------------------------------------------------ while it runs
+
+    async def _watch(
+        self, box: Box, files: AgentFiles, exited: asyncio.Task[int | None], tasks: asyncio.TaskGroup
+    ) -> None:
+        """Until the agent exits or a stop is requested."""
+        woken = tasks.create_task(_wait(self._wake))
+        watchers = [
+            woken,
+            tasks.create_task(self._repeat(lambda: self._look_at_limits(box))),
+            tasks.create_task(self._repeat(lambda: _look_at_files(files))),
+        ]
+        try:
+            await asyncio.wait([exited, woken], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for watcher in watchers:
+                watcher.cancel()
+
+    async def _repeat(self, look: Callable[[], float]) -> None:
+        """Look, then pause for as long as look says. A watcher that fails ends the run, not the watch."""
+        try:
+            while True:
+                await asyncio.sleep(look())
+        except Exception as error:
+            self.request_stop(kill_request("supervisor", who="watcher", note=repr(error)))
+
+    def _look_at_limits(self, box: Box) -> float:
+        """Wall clock and memory. Looked at every second: a single timer would sleep with the machine."""
+        limits = self.profile.limits
+        assert self.wall_clock is not None
+        now_s = self.around.clock.boottime_s()
+        figures: dict[str, int | float | str]
+        if self.wall_clock.is_up(now_s):
+            figures = {"limit_s": limits.wall_clock_s, "used_s": round(self.wall_clock.used_s(now_s), 1)}
+            grace_s = limits.stop_grace_s
+            self.request_stop(
+                limit_request(StopReason.MAX_SECONDS, grace_s, who="wall_clock", figures=figures)
+            )
+        elif box.group.counters().get("oom_kills"):
+            figures = {"limit_bytes": limits.memory_bytes}
+            self.request_stop(limit_request(StopReason.OUT_OF_MEMORY, 0.0, who="memory", figures=figures))
+        return min(_LOOK_EVERY_S, max(0.001, self.wall_clock.left_s(now_s)))
+
+    # ------------------------------------------------------------ the end
+
+    async def _end(self, box: Box, exited: asyncio.Task[int | None]) -> tuple[Finished, KillRecord]:
+        """Ask if there is a grace, then force, then look until it is empty."""
+        began_s = self._requested_at_s if self.request else self.around.clock.boottime_s()
+        stage = "exit"
+        if self.request is not None:
+            await self._write_request(self.request)
+            if not exited.done():
+                stage = await self._ask(box, exited, self.request) if self.request.grace_s > 0 else "kill"
+        # After a natural exit too: what the agent left behind goes with it.
+        processes = await self._force(box)
+        self.around.on_step(Step.KILL_SENT)
+        finished = await self._until_empty(box)
+        elapsed_ms = round((self.around.clock.boottime_s() - began_s) * 1000, 3)
+        self.around.on_step(Step.EMPTY)
+        return finished, KillRecord(elapsed_ms=elapsed_ms, survivors=0, stage=stage, processes=processes)
+
+    async def _write_request(self, request: StopRequest) -> None:
+        """The intent goes to the database first; a database that is away delays nothing by more than this."""
+        detail: dict[str, Any] = {"by": request.by, "who": request.who, "note": request.note}
+        detail |= {"grace_s": request.grace_s, "figures": request.figures}
+        written = self.row.change(EventKind.STOP_REQUESTED, detail, state=RunState.STOPPING)
+        await self.row.settled(written, _INTENT_PATIENCE_S)
+        self.around.on_step(Step.STOP_WRITTEN)
+
+    async def _ask(self, box: Box, exited: asyncio.Task[int | None], request: StopRequest) -> str:
+        """TERM, then wait for the grace; a sooner request shortens it."""
+        await box.terminate()
+        self.row.tell(EventKind.SIGNAL_SENT, {"signal": "TERM", "grace_s": request.grace_s})
+        self.around.on_step(Step.TERM_SENT)
+        while not exited.done():
+            assert self.request is not None
+            left_s = self._requested_at_s + self.request.grace_s - self.around.clock.boottime_s()
+            if left_s <= 0:
+                return "kill"
+            self._wake.clear()
+            woken = asyncio.ensure_future(self._wake.wait())
+            await asyncio.wait((exited, woken), timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            woken.cancel()
+        return "term"
+
+    async def _force(self, box: Box) -> int:
+        try:
+            return await box.kill()
+        except LauncherGone:
+            self._launcher_gone = True
+            box.group.kill()
+            return 0
+
+    async def _until_empty(self, box: Box) -> Finished:
+        """Observed, not assumed. What does not die keeps its row, its slot and an alarm."""
+        try:
+            finished = await box.wait_empty(_EMPTY_PATIENCE_S)
+            if finished is None:
+                self.row.change(None, {}, state=RunState.UNKILLABLE, reason=StopReason.UNKILLABLE)
+            while finished is None:
+                await self._force(box)
+                finished = await box.wait_empty(_UNKILLABLE_RETRY_S)
+            return finished
+        except LauncherGone:
+            self._launcher_gone = True
+            while box.group.populated():
+                box.group.kill()
+                await asyncio.sleep(0.01)
+            counters = box.group.counters()
+            return Finished(counters, box.group.remove())
+
+    async def _close(
+        self, book: LogBook, finished: Finished, kill: KillRecord, wait_status: int | None
+    ) -> None:
+        request = self.request or self._request_of_others()
+        seen = Seen(
+            wait_status=wait_status,
+            request=request,
+            forced=kill.stage == "kill" or self.request is None,
+            oom_kills=finished.counters.get("oom_kills", 0),
+            launcher_gone=self._launcher_gone,
+        )
+        verdict = decide(seen)
+        if self.run.reason is StopReason.UNKILLABLE:
+            verdict = Verdict(StopReason.UNKILLABLE, verdict.by, verdict.who, "died after the deadline")
+        self.row.tell(
+            EventKind.BOX_EMPTY,
+            {"processes": kill.processes, "elapsed_ms": kill.elapsed_ms, "left": finished.left},
+        )
+        if book.totals.dropped_bytes:
+            self.row.tell(EventKind.OUTPUT_DROPPED, {"bytes": book.totals.dropped_bytes})
+        assert self.wall_clock is not None
+        seconds = round(self.wall_clock.used_s(self.around.clock.boottime_s()), 3)
+        totals = {"seconds": seconds, **finished.counters, **book.totals.as_dict()}
+        await self._finish(verdict, kill, wait_status, totals)
+
+    def _request_of_others(self) -> StopRequest | None:
+        """`kill --force` acts without this process and leaves its intent in the row."""
+        try:
+            row = self.around.store.run(self.run.run_id)
+        except SupervisorError:
+            return None
+        if row is None or not row.reason_by:
+            return None
+        return kill_request(row.reason_by, who=row.reason_who, note=row.reason_note)
+
+    async def _not_started(self, error: NotStarted) -> None:
+        self.problem = error
+        by, who = ("control", error.control) if self.request is None else (self.request.by, self.request.who)
+        verdict = Verdict(StopReason.NOT_STARTED, by, who, error.message)
+        nothing = KillRecord(elapsed_ms=0.0, survivors=0, stage="exit")
+        await self._finish(verdict, nothing, None, {"seconds": 0.0})
+
+    async def _finish(
+        self, verdict: Verdict, kill: KillRecord, wait_status: int | None, totals: dict[str, int | float]
+    ) -> None:
+        detail: dict[str, Any] = msgspec.structs.asdict(verdict)
+        written = self.row.change(
+            EventKind.RUN_ENDED,
+            {**detail, "exit_status": wait_status, "totals": totals},
+            state=RunState.ENDED,
+            reason=verdict.reason,
+            reason_by=verdict.by,
+            reason_who=verdict.who,
+            reason_note=verdict.note,
+            figures=self.request.figures if self.request else {},
+            stage=kill.stage,
+            kill=kill,
+            exit_status=wait_status,
+            totals=totals,
+            ended_at=self.row.now(),
+        )
+        await self.row.settled(written, _CLOSE_PATIENCE_S)
+        self.around.on_step(Step.CLOSED)
+
+
+async def _wait(event: asyncio.Event) -> None:
+    await event.wait()
+
+
+def _look_at_files(files: AgentFiles) -> float:
+    files.poll()
+    return _FILES_EVERY_S
+
+
+def _attestation(box: Box, facts: dict[str, Any], armed_ms: float) -> dict[str, Any]:
+    return {
+        "armed": box.armed,
+        "missing": box.missing,
+        "required": list(box.spec.required),
+        "program": box.program,
+        "uid": box.uid,
+        "init_pid": box.pid,
+        "init_start": process_start(box.pid),
+        "armed_ms": armed_ms,
+        "facts": facts,
+    }
+
+
+def process_start(pid: int) -> str:
+    """Field 22 of /proc/pid/stat: with the pid it names one process of this boot (proc(5))."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[19]
+    except OSError:
+        return ""
+
+
+def _as_not_started(error: BoxError | SupervisorError | OSError) -> NotStarted:
+    if isinstance(error, NotStarted):
+        return error
+    if isinstance(error, BoxError):
+        name = f"{error.control} cannot be armed: " if error.control else ""
+        return NotStarted(f"{name}{error.message}", control=error.control, hint=error.hint)
+    if isinstance(error, OSError):
+        return NotStarted(f"{error.strerror or error}: {error.filename}")
+    return NotStarted(error.message, hint=error.hint)
+
+
+def _how_to_lift(request: StopRequest, paths: Paths, ticket: str) -> str:
+    if request.by == "stop_file":
+        return f"remove {paths.stop_folder}/{ticket} or {paths.stop_everything} when it may run again"
+    if request.by == "database_flag":
+        return f"supervisorctl resume {ticket} clears the flag"
+    return ""

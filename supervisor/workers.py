@@ -1,0 +1,60 @@
+"""Owns who is supervising: one lock per supervisor process, and which of them are alive.
+May touch lock files in the state folder and the workers table.
+Never takes a stored state for life: only a lock that the kernel holds for a process counts.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from supervisor.errors import StateError
+from supervisor.paths import Paths
+
+
+def lock_path(paths: Paths, worker_id: str) -> str:
+    return f"{paths.worker_locks}/{worker_id}.lock"
+
+
+def hold(path: str) -> int:
+    """Lock a file for the life of the descriptor that is returned. Raises BlockingIOError if held."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def is_alive(paths: Paths, worker_id: str) -> bool:
+    """Does a process hold that supervisor's lock? The kernel lets go of it when the process dies."""
+    try:
+        fd = os.open(lock_path(paths, worker_id), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno in (errno.EAGAIN, errno.EACCES)
+    finally:
+        os.close(fd)
+    return False
+
+
+@contextmanager
+def exclusive(paths: Paths, what: str) -> Iterator[None]:
+    """One process at a time does this; the others wait."""
+    path = f"{paths.state}/{what}.lock"
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise StateError(f"{path} cannot be opened: {error.strerror}") from error
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)

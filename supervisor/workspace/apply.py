@@ -1,0 +1,243 @@
+"""Owns carrying a run's changes over to the host's tree: vet everything first, then write.
+May touch the worktree, through a held descriptor, as its owner would.
+Never writes a protected path, a special file or an escaping symlink, and never follows a symlink.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import stat
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import IO
+
+from supervisor.errors import StateError, UsageError
+from supervisor.workspace.overlay import Change, TooManyChanges, Trees, changes, open_beneath, open_trees
+from supervisor.workspace.patterns import matches
+from supervisor.workspace.tree import is_covered
+
+HANDOFF = (
+    "**/package.json",
+    "**/.npmrc",
+    "**/.yarnrc.yml",
+    "**/Makefile",
+    "**/conftest.py",
+    "**/setup.py",
+    "**/build.rs",
+    "**/.pre-commit-config.yaml",
+    "**/sitecustomize.py",
+    ".github/**",
+    ".gitlab-ci.yml",
+    ".gitattributes",
+    ".gitmodules",
+    ".venv/**",
+    "node_modules/.bin/**",
+)
+"""Files that a program on the host obeys later: applied, but named, so that somebody looks at them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    path: str
+    why: str
+
+
+@dataclass(slots=True)
+class Vetted:
+    """What would be written, what is refused and why, and what deserves a second look."""
+
+    accepted: list[Change] = field(default_factory=list)
+    refused: list[Refusal] = field(default_factory=list)
+    look_at: list[str] = field(default_factory=list)
+
+
+def vet(trees: Trees, protect: list[str], *, started_ns: int) -> Vetted:
+    """Decide about every change. started_ns: when the run began, to find what the host changed since.
+
+    Raises UsageError for an overlay with more changes than anybody will review.
+    """
+    vetted = Vetted()
+    try:
+        for change in changes(trees):
+            why = _why_not(trees, change, protect, started_ns)
+            if why == "":
+                vetted.accepted.append(change)
+                if any(matches(pattern, change.path) for pattern in HANDOFF):
+                    vetted.look_at.append(change.path)
+            elif why is not None:
+                vetted.refused.append(Refusal(change.path, why))
+    except TooManyChanges as error:
+        raise UsageError(f"this run made {error}", hint="look into its overlay folder by hand") from None
+    return vetted
+
+
+def _why_not(trees: Trees, change: Change, protect: list[str], started_ns: int) -> str | None:
+    """ "" to accept, a reason to refuse, None to pass over in silence (history, placeholders)."""
+    pattern = is_covered(protect, change.path)
+    if pattern == ".git":
+        return None
+    if pattern is not None:
+        empty = change.how == "added" and change.size == 0 and change.what in ("folder", "file")
+        return None if empty else f"protected by {pattern}"
+    if change.what == "special":
+        return "not a plain file, folder or symlink"
+    if change.what == "symlink" and change.how != "deleted" and _escapes(change):
+        return f"symlink out of the worktree ({change.link})"
+    if change.how != "added" and _changed_since(trees, change.path, started_ns):
+        return "changed on the host since the run began"
+    return ""
+
+
+def _escapes(change: Change) -> bool:
+    if change.link.startswith("/"):
+        return True
+    folder = os.path.dirname(change.path)
+    resolved = os.path.normpath(os.path.join(folder, change.link))
+    return resolved == ".." or resolved.startswith("../") or resolved.split("/")[0].casefold() == ".git"
+
+
+def _changed_since(trees: Trees, path: str, started_ns: int) -> bool:
+    try:
+        fd = open_beneath(trees.lower, path, os.O_PATH | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        found = os.fstat(fd)
+    finally:
+        os.close(fd)
+    return not stat.S_ISDIR(found.st_mode) and found.st_mtime_ns > started_ns
+
+
+def apply(trees: Trees, accepted: list[Change], owner_uid: int, owner_gid: int) -> int:
+    """Write the accepted changes; how many were written. Deletions first, deepest first."""
+    writer = _Writer(trees, owner_uid, owner_gid)
+    deletions = [change for change in accepted if change.how == "deleted"]
+    for change in sorted(deletions, key=lambda c: c.path.count("/"), reverse=True):
+        writer.delete(change.path)
+    for change in accepted:
+        if change.how != "deleted":
+            writer.write(change)
+    return len(accepted)
+
+
+@dataclass(slots=True)
+class _Writer:
+    trees: Trees
+    owner_uid: int
+    owner_gid: int
+
+    def _parent(self, path: str) -> tuple[int, str]:
+        parent, _, name = path.rpartition("/")
+        return open_beneath(self.trees.lower, parent, os.O_RDONLY | os.O_DIRECTORY), name
+
+    def delete(self, path: str) -> None:
+        try:
+            folder, name = self._parent(path)
+        except FileNotFoundError:
+            return
+        try:
+            mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
+            if stat.S_ISDIR(mode):
+                shutil.rmtree(name, dir_fd=folder)
+            else:
+                os.unlink(name, dir_fd=folder)
+        except FileNotFoundError:
+            return
+        finally:
+            os.close(folder)
+
+    def write(self, change: Change) -> None:
+        folder, name = self._parent(change.path)
+        try:
+            if change.what == "folder":
+                os.mkdir(name, change.mode, dir_fd=folder)
+                self._own(name, folder)
+            elif change.what == "symlink":
+                self._replace(
+                    folder, name, lambda temporary: os.symlink(change.link, temporary, dir_fd=folder)
+                )
+            else:
+                self._replace(folder, name, lambda temporary: self._copy(change, folder, temporary))
+        finally:
+            os.close(folder)
+
+    def _replace(self, folder: int, name: str, make: Callable[[str], None]) -> None:
+        """Make it beside, then rename: whoever looks sees the old or the new, never half of one."""
+        temporary = f".apply-{secrets.token_hex(8)}"
+        try:
+            make(temporary)
+            self._own(temporary, folder)
+            os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary, dir_fd=folder)
+            raise
+
+    def _copy(self, change: Change, folder: int, temporary: str) -> None:
+        in_upper, path = change.source
+        root = self.trees.upper if in_upper else self.trees.lower
+        source = open_beneath(root, path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+        with open(source, "rb") as reader:
+            if not stat.S_ISREG(os.fstat(reader.fileno()).st_mode):
+                raise StateError(f"{change.path} is no plain file any more")
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+            target = os.open(temporary, flags, 0o600, dir_fd=folder)
+            with open(target, "wb") as writer:
+                _copy_sparse(reader, writer, change.size)
+                os.fchmod(writer.fileno(), change.mode & 0o777)
+
+    def _own(self, name: str, folder: int) -> None:
+        if os.geteuid() == 0:
+            os.chown(name, self.owner_uid, self.owner_gid, dir_fd=folder, follow_symlinks=False)
+
+
+def _copy_sparse(reader: IO[bytes], writer: IO[bytes], size: int) -> None:
+    """Holes stay holes: a sparse terabyte must not become a real one (lseek(2), SEEK_DATA)."""
+    source, target = reader.fileno(), writer.fileno()
+    os.ftruncate(target, size)
+    position = 0
+    while position < size:
+        try:
+            start = os.lseek(source, position, os.SEEK_DATA)
+            end = min(os.lseek(source, start, os.SEEK_HOLE), size)
+        except OSError:
+            return
+        while start < end:
+            moved = os.copy_file_range(source, target, min(end - start, 1 << 26), start, start)
+            if moved == 0:
+                return
+            start += moved
+        position = end
+
+
+def discard(overlay: str) -> None:
+    """Remove an overlay's folders. rm is used for its depth: an agent may have nested ten thousand."""
+    for name in ("upper", "work"):
+        path = f"{overlay}/{name}"
+        if os.path.isdir(path) and not os.path.islink(path):
+            if os.geteuid() != 0:
+                subprocess.run(["chmod", "-R", "u+rwx", path], check=False, capture_output=True)
+            done = subprocess.run(
+                ["rm", "-rf", "--one-file-system", "--", path], check=False, capture_output=True
+            )
+            if done.returncode:
+                raise StateError(f"{path} cannot be removed: {done.stderr.decode(errors='replace').strip()}")
+
+
+def vetted_changes(overlay: str, worktree: str, protect: list[str], started_ns: int) -> tuple[Trees, Vetted]:
+    """Open both layers and decide; the caller closes the trees. Raises UsageError when there are none."""
+    try:
+        trees = open_trees(overlay, worktree)
+    except FileNotFoundError:
+        raise UsageError(
+            "this run has no changes kept", hint="they were applied or discarded before"
+        ) from None
+    try:
+        return trees, vet(trees, protect, started_ns=started_ns)
+    except BaseException:
+        trees.close()
+        raise
