@@ -1,0 +1,67 @@
+"""Owns what all tests share: a worktree to attack, a laboratory of boxes, and who may run what.
+May touch a fresh folder below /var/lib, cgroups under a key of its own, and processes it started.
+Never hides a test: those that need root are counted aloud without it, and are an error in CI.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent / "box"))
+
+from boxlab import Lab, make_repository, remove_tree, scratch_folder
+
+_NEED_ROOT = ("box", "security")
+_HERE = Path(__file__).parent
+_left_out: list[str] = []
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Boxes need root. Without it their tests are left out and counted; in CI that is an error."""
+    if os.geteuid() == 0:
+        return
+    folders = [_HERE / name for name in _NEED_ROOT]
+    rooted = [item for item in items if any(folder in item.path.parents for folder in folders)]
+    if not rooted:
+        return
+    if os.environ.get("CI"):
+        raise pytest.UsageError(f"{len(rooted)} box and security tests need root, and CI must run them")
+    items[:] = [item for item in items if item not in set(rooted)]
+    config.hook.pytest_deselected(items=rooted)
+    _left_out[:] = [item.nodeid for item in rooted]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if _left_out:
+        terminalreporter.write_line(
+            f"{len(_left_out)} box and security tests were left out: they need root", yellow=True
+        )
+
+
+@pytest.fixture
+def scratch() -> Iterator[Path]:
+    """An empty folder on a real file system that every uid may enter."""
+    folder = scratch_folder()
+    yield folder
+    remove_tree(folder)
+
+
+@pytest.fixture
+def worktree(scratch: Path) -> Path:
+    """A git repository with one commit and a few secrets, owned by uid 1000."""
+    return make_repository(scratch / "tree")
+
+
+@pytest.fixture(scope="session")
+def lab() -> Iterator[Lab]:
+    """Starts boxes, weakened ones too, and knows whether anything of them is still alive."""
+    laboratory = Lab()
+    try:
+        yield laboratory
+    finally:
+        laboratory.close()
