@@ -13,7 +13,6 @@ from sandbox.spec import (
     AGENT_UID,
     Bind,
     Devices,
-    Directory,
     Landlock,
     LogFolder,
     MountStep,
@@ -79,8 +78,7 @@ def steps(rooms: Rooms, inside_worktree: tuple[MountStep, ...]) -> tuple[MountSt
         Devices(target="/dev", nodes=_NODES, shm_bytes=rooms.tmp_bytes),
         Proc(target="/proc", masked=_MASKED),
         Tmpfs(target="/tmp", size_bytes=rooms.tmp_bytes, inodes=_TMP_INODES, mode=0o1777),
-        Directory(target="/var"),
-        Symlink(target="/var/tmp", to="/tmp"),
+        Tmpfs(target="/var/tmp", size_bytes=rooms.tmp_bytes, inodes=_TMP_INODES, mode=0o1777),
         Tmpfs(
             target=HOME,
             size_bytes=rooms.tmp_bytes,
@@ -141,6 +139,6 @@ def landlock_rules(abi: int, rooms: Rooms) -> Landlock | None:
         read=("/etc", "/proc"),
         execute=("/usr", *(name for name in _MERGED if os.path.isdir(name)), *rooms.read)
         + ((tree.target,) if tree.executable else ()),
-        write=("/tmp", HOME, LOG_FOLDER, "/dev/shm", tree.target),
+        write=("/tmp", "/var/tmp", HOME, LOG_FOLDER, "/dev/shm", tree.target),
         devices=("/dev",),
     )

@@ -223,7 +223,7 @@ class LiveRun:
             EventKind.BOX_ARMED,
             {"controls": len(box.armed), "missing": box.missing, "armed_ms": armed_ms},
             state=RunState.STARTING,
-            attestation=_attestation(box, facts, armed_ms),
+            attestation={**_attestation(box, facts, armed_ms), "protect": self.profile.files.protect},
             cgroups=box.group.folders,
         )
         if not await self.row.settled(written, _RECORD_PATIENCE_S):

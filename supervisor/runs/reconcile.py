@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
 
 import msgspec
 
 from sandbox.client import LauncherClient
 from supervisor import workers
-from supervisor.clock import Clock, boot_id, rfc3339
+from supervisor.clock import Clock, rfc3339
 from supervisor.events import Event, EventKind
 from supervisor.paths import Paths
-from supervisor.runs.life import process_start
+from supervisor.runs.force import kill_leftover
 from supervisor.runs.reasons import StopReason
 from supervisor.store.records import KillRecord, Run, RunState
 from supervisor.store.sqlite import SqliteStore
@@ -53,8 +52,12 @@ def _is_lost(run: Run, gone: set[str], paths: Paths) -> bool:
 
 
 def _close(store: SqliteStore, run: Run, clock: Clock) -> Run:
-    """supervisor_lost, unless `kill --force` had said before that it was to be killed."""
-    _end_init(run)
+    """supervisor_lost, unless `kill --force` had said before that it was to be killed.
+
+    Where no cgroup held the run, its death pipe and its parent's death have ended it; this is the
+    third way.
+    """
+    kill_leftover(run)
     at = rfc3339(clock.utc())
     forced = run.reason_by == "operator" and run.stage == "force"
     reason = StopReason.KILLED if forced else StopReason.SUPERVISOR_LOST
@@ -72,25 +75,3 @@ def _close(store: SqliteStore, run: Run, clock: Clock) -> Run:
     event = Event(at=at, run_id=run.run_id, ticket=run.ticket, kind=EventKind.RUN_ENDED, detail=detail)
     store.update_run(closed, event)
     return closed
-
-
-def _end_init(run: Run) -> None:
-    """Where no cgroup held the run: its init, if that very process still exists on this boot.
-
-    Its death pipe and its parent's death have ended it already; this is the third way.
-    """
-    known = run.attestation or {}
-    pid, start = known.get("init_pid"), known.get("init_start")
-    if not pid or not start or run.boot_id != boot_id():
-        return
-    try:
-        pidfd = os.pidfd_open(int(pid))
-    except OSError:
-        return
-    try:
-        if process_start(int(pid)) == start:
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-    finally:
-        os.close(pidfd)

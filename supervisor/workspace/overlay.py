@@ -71,9 +71,7 @@ def changes(trees: Trees) -> Iterator[Change]:
 
     The layers are merged as overlayfs.rst describes it: whiteouts, opaque and redirected folders.
     """
-    seen = 0
-    for change in _merge(trees, "", "", ""):
-        seen += 1
+    for seen, change in enumerate(_merge(trees, "", "", ""), start=1):
         if seen > _MAX_CHANGES:
             raise TooManyChanges(f"more than {_MAX_CHANGES} changes")
         yield change
@@ -92,6 +90,7 @@ def _merge(trees: Trees, path: str, upper: str, lower: str | None) -> Iterator[C
             before = None if lower is None else _join(lower, name)
             found = _stat(trees.upper, there)
             if found is None:
+                yield Change(here, "added", "special")  # too deep, or gone: refused, not passed over
                 continue
             old = None if before is None else _stat(trees.lower, before)
             if stat.S_ISCHR(found.st_mode) and found.st_rdev == 0:

@@ -1,0 +1,119 @@
+"""Owns how a command reaches what it asks about: the database here, or a supervisor's socket.
+May touch the state folder where this user owns it, and control sockets.
+Never asks a hung supervisor for what can be read without it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+from supervisor import workers
+from supervisor.control.client import ask
+from supervisor.errors import NoSupervisor, SupervisorError, UsageError
+from supervisor.observe.queries import Queries
+from supervisor.paths import Paths, locate, prepare
+from supervisor.store.records import Run
+from supervisor.store.sqlite import SqliteStore
+
+
+class Access:
+    """Answers questions from the database if this user may read it, else through the daemon."""
+
+    def __init__(self, paths: Paths) -> None:
+        self.paths = paths
+        self._store: SqliteStore | None = None
+        if os.access(paths.database, os.R_OK | os.W_OK):
+            self._store = SqliteStore(paths.database)
+        elif _mine(paths.state):
+            prepare(paths)
+            self._store = SqliteStore(paths.database)
+
+    @property
+    def local(self) -> Queries | None:
+        return Queries(self._store, self.paths) if self._store else None
+
+    @property
+    def store(self) -> SqliteStore:
+        """Raises UsageError when this user may not read the database."""
+        if self._store is None:
+            raise UsageError(f"{self.paths.state} cannot be read by this user", hint="try with sudo")
+        return self._store
+
+    def query(self, op: str, **arguments: Any) -> Any:
+        """One of the questions of Queries, by the name it has on the control socket."""
+        queries = self.local
+        if queries is None:
+            return ask(self.paths.control_socket, op, **arguments)
+        if op == "ps":
+            return queries.ps(bool(arguments.get("all")))
+        if op == "status":
+            return queries.status(arguments["ticket"])
+        if op == "events":
+            return queries.events(arguments["ticket"], arguments.get("after", 0))
+        if op == "log":
+            return queries.log(arguments["ticket"], arguments.get("offset", 0))
+        return queries.report(arguments.get("since", "7d"))
+
+    def socket_of(self, run: Run) -> str:
+        """Where the supervisor of a run takes requests. Raises NoSupervisor when it is gone."""
+        for worker in self.store.workers():
+            if worker.worker_id == run.worker_id and workers.is_alive(self.paths, worker.worker_id):
+                return worker.socket
+        raise NoSupervisor(
+            f"the supervisor of {run.ticket} is gone", hint=f"supervisorctl kill --force {run.ticket}"
+        )
+
+    def close(self) -> None:
+        if self._store is not None:
+            self._store.close()
+
+
+def _mine(folder: str) -> bool:
+    """May this user make or use that folder?"""
+    while not os.path.exists(folder):
+        folder = os.path.dirname(folder)
+    return os.access(folder, os.W_OK)
+
+
+@contextmanager
+def open_access() -> Iterator[Access]:
+    access = Access(locate())
+    try:
+        yield access
+    finally:
+        access.close()
+
+
+def daemon_answers(paths: Paths) -> bool:
+    """Is there a daemon that answers? One that is hung counts as one: it owns the tickets."""
+    if not os.path.exists(paths.control_socket):
+        return False
+    try:
+        ask(paths.control_socket, "ping", timeout_s=5.0)
+    except NoSupervisor as error:
+        if "does not answer" in error.message:
+            raise
+        return False
+    except SupervisorError:
+        raise
+    return True
+
+
+def complete_ticket(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Shell completion: the tickets that are running."""
+    try:
+        with open_access() as access:
+            return [row["ticket"] for row in access.query("ps") if row["ticket"].startswith(incomplete)]
+    except SupervisorError:
+        return []
+
+
+def complete_profile(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    from supervisor.profile.load import shipped
+
+    return [name for name in shipped() if name.startswith(incomplete)]

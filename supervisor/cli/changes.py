@@ -1,0 +1,184 @@
+"""Owns the commands about a run's overlay: diff, apply, discard.
+May touch the overlay, and by apply the worktree, as root or as its owner.
+Never applies what was not vetted, and says what it refused.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+import msgspec
+
+from supervisor.cli import output
+from supervisor.cli.access import complete_ticket, open_access
+from supervisor.cli.look import json_option
+from supervisor.clock import SystemClock, parse_rfc3339, rfc3339
+from supervisor.errors import UsageError
+from supervisor.events import Event, EventKind
+from supervisor.identifiers import check_ticket
+from supervisor.profile.load import load
+from supervisor.profile.units import show_size
+from supervisor.store.records import Run
+from supervisor.store.sqlite import SqliteStore
+from supervisor.workspace.apply import Vetted, vetted_changes
+from supervisor.workspace.apply import apply as write_changes
+from supervisor.workspace.apply import discard as remove_overlay
+from supervisor.workspace.overlay import Change, Trees, open_beneath
+
+_MARK = {"added": "+", "modified": "~", "deleted": "−"}
+_MAX_DIFF_BYTES = 1 << 20
+
+
+@click.command()
+@click.argument("ticket", shell_complete=complete_ticket)
+@click.option("--stat", "only_names", is_flag=True, help="Names only, without the contents.")
+@json_option
+def diff(ticket: str, only_names: bool, as_json: bool) -> None:
+    """What a run changed, and what of it would be refused. The worktree itself is as it was."""
+    with _vetted(ticket) as (_, _store, trees, vetted):
+        if as_json:
+            output.print_json(_as_json(vetted))
+            return
+        if not vetted.accepted and not vetted.refused:
+            output.say(f"{ticket} changed nothing")
+            return
+        for change in vetted.accepted:
+            output.say(output.visible(_line(change), always=True))
+            if not only_names and change.what == "file":
+                _print_text_diff(trees, change)
+        _print_refused(vetted)
+        output.say(output.dim(f"next      supervisorctl apply {ticket} · supervisorctl discard {ticket}"))
+
+
+@click.command()
+@click.argument("ticket", shell_complete=complete_ticket)
+@json_option
+def apply(ticket: str, as_json: bool) -> None:
+    """Carry a run's changes over to its worktree. Protected paths and escaping links are refused."""
+    outcome = apply_changes(ticket, quiet=as_json)
+    if as_json:
+        output.print_json(outcome)
+
+
+@click.command()
+@click.argument("ticket", shell_complete=complete_ticket)
+@json_option
+def discard(ticket: str, as_json: bool) -> None:
+    """Throw away what a run changed; its record and log stay."""
+    with open_access() as access:
+        run = _ended(access.store, ticket)
+        remove_overlay(run.overlay)
+        _record(access.store, run, "discarded", {"discarded": True})
+    if as_json:
+        output.print_json({"ticket": ticket, "discarded": True})
+    else:
+        output.say(f"{output.accent(ticket)}  changes discarded")
+
+
+def apply_changes(ticket: str, *, quiet: bool) -> dict[str, Any]:
+    """Vet, write, tell; the outcome as JSON shapes."""
+    with _vetted(ticket) as (run, store, trees, vetted):
+        owner = os.stat(run.worktree)
+        written = write_changes(trees, vetted.accepted, owner.st_uid, owner.st_gid)
+        outcome = {"ticket": ticket, "written": written, **_as_json(vetted)}
+        refused = [msgspec.to_builtins({"path": r.path, "why": r.why}) for r in vetted.refused]
+        _record(store, run, "applied", {"written": written, "refused": refused[:100]})
+    remove_overlay(run.overlay)
+    if not quiet:
+        output.say(f"{output.accent(ticket)}  {written} changes applied to {run.worktree}")
+        _print_refused(vetted)
+    return outcome
+
+
+@contextmanager
+def _vetted(ticket: str) -> Iterator[tuple[Run, SqliteStore, Trees, Vetted]]:
+    with open_access() as access:
+        run = _ended(access.store, ticket)
+        started_ns = int(parse_rfc3339(run.created_at).timestamp() * 1e9)
+        protect = _protect_of(run)
+        trees, vetted = vetted_changes(run.overlay, run.worktree, protect, started_ns)
+        try:
+            yield run, access.store, trees, vetted
+        finally:
+            trees.close()
+
+
+def _protect_of(run: Run) -> list[str]:
+    """The patterns that were in force, from the run's own record, not from a profile edited since."""
+    kept = (run.attestation or {}).get("protect")
+    if kept is None:
+        return load(run.profile).profile.files.protect
+    return list(kept)
+
+
+def _ended(store: SqliteStore, ticket: str) -> Run:
+    run = store.latest_run(check_ticket(ticket))
+    if run is None:
+        raise UsageError(f"no ticket {ticket} has ever run here", hint="supervisorctl ps -a")
+    if run.ended_at is None:
+        raise UsageError(f"{ticket} is still running", hint=f"supervisorctl stop {ticket}")
+    if not run.overlay:
+        raise UsageError(f"{ticket} worked in its worktree directly; there is nothing to carry over")
+    if run.applied:
+        raise UsageError(f"the changes of {ticket} were {run.applied} already")
+    return run
+
+
+def _record(store: SqliteStore, run: Run, word: str, detail: dict[str, Any]) -> None:
+    at = rfc3339(SystemClock().utc())
+    event = Event(at=at, run_id=run.run_id, ticket=run.ticket, kind=EventKind.WORKTREE_APPLIED, detail=detail)
+    store.update_run(msgspec.structs.replace(run, applied=word), event)
+
+
+def _as_json(vetted: Vetted) -> dict[str, Any]:
+    changes = [
+        {"path": c.path, "how": c.how, "what": c.what, "size": c.size, "mode": f"{c.mode:o}"}
+        for c in vetted.accepted
+    ]
+    refused = [{"path": refusal.path, "why": refusal.why} for refusal in vetted.refused]
+    return {"changes": changes, "refused": refused, "look_at": vetted.look_at}
+
+
+def _line(change: Change) -> str:
+    tail = "/" if change.what == "folder" else f" -> {change.link}" if change.what == "symlink" else ""
+    size = f"  {show_size(change.size)}" if change.what == "file" and change.how != "deleted" else ""
+    return f"{_MARK[change.how]} {change.path}{tail}{size}"
+
+
+def _print_refused(vetted: Vetted) -> None:
+    for refusal in vetted.refused:
+        output.say(output.bad(f"refused   {output.visible(refusal.path, always=True)}: {refusal.why}"))
+    if vetted.look_at:
+        names = ", ".join(output.visible(name, always=True) for name in vetted.look_at[:10])
+        output.say(f"look at   {names} (programs on this host obey these)")
+
+
+def _print_text_diff(trees: Trees, change: Change) -> None:
+    import difflib
+
+    in_upper, path = change.source
+    new = _text(trees.upper if in_upper else trees.lower, path)
+    old = [] if change.how == "added" else _text(trees.lower, change.path)
+    if change.how == "deleted" or new is None or old is None:
+        return
+    for line in list(difflib.unified_diff(old, new, lineterm="", n=2))[2:]:
+        shown = output.visible(line, always=True)
+        colour = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1])
+        output.say("    " + (click.style(shown, fg=colour) if colour else shown))
+
+
+def _text(root: int, path: str) -> list[str] | None:
+    """The lines of a file, or None when it is large, binary, or gone."""
+    try:
+        fd = open_beneath(root, path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    with open(fd, "rb") as file:
+        raw = file.read(_MAX_DIFF_BYTES + 1)
+    if len(raw) > _MAX_DIFF_BYTES or b"\0" in raw:
+        return None
+    return raw.decode("utf-8", errors="replace").splitlines()

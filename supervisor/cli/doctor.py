@@ -1,0 +1,196 @@
+"""Owns the command that says what this host can arm, by arming it.
+May touch one real box of its own, killed at the end, and a folder in the temporary directory.
+Never judges by versions: what cannot be tried is not shown as armed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import shutil
+import tempfile
+import time
+from typing import Any
+
+import click
+
+from supervisor.cli import output
+from supervisor.cli.look import json_option
+from supervisor.errors import SupervisorError
+from supervisor.profile.units import show_duration
+
+_TREE = 50
+_FORKS = f"""
+import os, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+for i in range({_TREE}):
+    if os.fork() == 0:
+        if i % 3: os.setsid()
+        if i % 3 == 2 and os.fork(): os._exit(0)
+        time.sleep(600)
+print("up", flush=True)
+time.sleep(600)
+"""
+
+_EXPLAIN = {
+    "user_namespace": "the agent's uid means nothing on the host",
+    "mount_namespace": "own file tree",
+    "pid_namespace": "sees and signals only its own processes",
+    "network_namespace": "no interface but its own loopback",
+    "ipc_namespace": "no shared memory with the host",
+    "uts_namespace": "own host name",
+    "cgroup_namespace": "cannot see where its groups are",
+    "time_namespace": "own clock offsets",
+    "root": "small root built from nothing",
+    "worktree": "the worktree, mapped to the run's uid",
+    "protected_paths": "read-only and hidden paths",
+    "identity": "unprivileged uid",
+    "private_uid": "one uid per run",
+    "capabilities": "none left, and none can be gained",
+    "no_new_privs": "set-uid programs give nothing",
+    "seccomp": "list of system calls",
+    "landlock": "second opinion on files",
+    "memfd_noexec": "no program from anonymous memory",
+    "resource_limits": "descriptors, file size, core, queues",
+    "memory_limit": "memory and swap",
+    "pids_limit": "number of processes",
+    "cpu_limit": "share of the processors",
+    "cgroup_kill": "everything killed as one",
+    "descriptors": "nothing inherited",
+    "environment": "built from nothing",
+}
+
+
+@click.command()
+@json_option
+def doctor(as_json: bool) -> int:
+    """Make a real box, look at it from outside, kill it, and show what is armed on this host.
+
+    Exit code 0 when the shipped profiles can run here, 1 when they cannot.
+    """
+    found = asyncio.run(_examine())
+    if as_json:
+        output.print_json(found)
+    else:
+        _print(found)
+    return 0 if found["ok"] else 1
+
+
+async def _examine() -> dict[str, Any]:
+    """controls: [{name, armed, detail}]; ok: do the shipped profiles start here?"""
+    from sandbox.spec import Control
+
+    folder = tempfile.mkdtemp(prefix="doctor-", dir="/var/tmp" if os.access("/var/tmp", os.W_OK) else None)
+    try:
+        armed, missing, kill, problem = await _try_box(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    controls = []
+    for control in Control:
+        detail = _EXPLAIN[control] if control in armed else missing.get(control, problem or "was not reached")
+        controls.append({"name": str(control), "armed": control in armed, "detail": detail})
+    if kill:
+        controls.append(kill)
+    ok = not problem and all(row["armed"] for row in controls if row["name"] in _required() | {"kill"})
+    return {"host": _host(), "controls": controls, "ok": ok, "problem": problem}
+
+
+def _required() -> set[str]:
+    from supervisor.profile.load import load
+    from supervisor.runs.boxing import required_controls
+
+    return {str(control) for control in required_controls(load("base").profile)}
+
+
+def _host() -> dict[str, str]:
+    release = platform.freedesktop_os_release()
+    return {
+        "system": release.get("PRETTY_NAME", "Linux"),
+        "kernel": platform.release(),
+        "user": "root" if os.geteuid() == 0 else f"uid {os.geteuid()}",
+        "systemd": "yes" if os.path.isdir("/run/systemd/system") else "no",
+    }
+
+
+async def _try_box(folder: str) -> tuple[list[str], dict[str, str], dict[str, Any] | None, str]:
+    """As the base profile makes it, but requiring nothing that a host could lack."""
+    import msgspec
+
+    from sandbox import attest
+    from sandbox.client import BoxError, LauncherClient, Streams
+    from supervisor.profile.load import load
+    from supervisor.runs import boxing
+    from supervisor.workspace.tree import inspect
+
+    profile = msgspec.structs.replace(load("base").profile, require=[])
+    os.mkdir(f"{folder}/tree")
+    os.mkdir(f"{folder}/overlay")
+    try:
+        async with LauncherClient("doctor") as launcher:
+            made = boxing.plan(
+                profile,
+                inspect(f"{folder}/tree"),
+                launcher.capabilities,
+                run_id="DOCTOR",
+                ticket="doctor",
+                namespace_key="doctor",
+                worker_id=f"doctor{os.getpid()}",
+                overlay_folder=f"{folder}/overlay",
+            )
+            read_end, write_end = os.pipe()
+            null = os.open("/dev/null", os.O_RDWR)
+            try:
+                box = await launcher.start(
+                    made.spec,
+                    Streams(null, write_end, null),
+                    ["python3", "-c", _FORKS],
+                    boxing.environment(profile, {}, {}),
+                )
+            finally:
+                os.close(write_end)
+                os.close(null)
+            wrong = attest.disagreements(
+                await box.attest(),
+                uid=box.uid,
+                seccomp_sha256=made.seccomp_sha256,
+                required=frozenset(made.spec.required),
+            )
+            await box.release()
+            await asyncio.to_thread(os.read, read_end, 16)
+            os.close(read_end)
+            began_s = time.monotonic()
+            processes = await box.kill()
+            emptied = await box.wait_empty(10.0)
+            took = show_duration(time.monotonic() - began_s)
+            box.close()
+            gone = f"{processes or _TREE + 2} hostile processes gone in {took}"
+            kill = {"name": "kill", "armed": emptied is not None, "detail": gone}
+            return box.armed, box.missing, kill, "; ".join(wrong)
+    except BoxError as error:
+        return [], {}, None, f"{error.control}: {error.message}" if error.control else error.message
+    except SupervisorError as error:
+        return [], {}, None, error.message
+
+
+def _print(found: dict[str, Any]) -> None:
+    host = found["host"]
+    systemd = "systemd" if host["systemd"] == "yes" else "no systemd"
+    output.say(f"host     {host['system']} · Linux {host['kernel']} · {systemd} · {host['user']}")
+    for row in found["controls"] if not found["problem"] else []:
+        mark = output.GOOD if row["armed"] else output.bad(output.BAD)
+        output.say(f"  {mark} {row['name']:<18} {row['detail']}")
+    armed = sum(row["armed"] for row in found["controls"])
+    output.say(f"result   {armed} of {len(found['controls'])} armed")
+    if found["problem"]:
+        output.say(output.bad(f"problem  {found['problem']}"))
+    lacking = [row["name"] for row in found["controls"] if not row["armed"]]
+    if found["ok"] and lacking:
+        output.say(
+            f"  hint: profiles that require {', '.join(lacking)} do not start here; the shipped ones do"
+        )
+    elif not found["ok"]:
+        output.say(
+            "  hint: the shipped profiles do not start here; run as root on the host, or give a profile"
+        )
+        output.say("        that does not require what is missing")

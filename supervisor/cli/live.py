@@ -1,0 +1,168 @@
+"""Owns what `run` shows while an agent works: head, lines, a status line on a terminal, the end.
+May touch standard output.
+Never prints anything when quiet: then standard output belongs to one JSON object.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import click
+
+from supervisor.cli import output
+from supervisor.events import EventKind
+from supervisor.paths import Paths
+from supervisor.profile.units import show_duration, show_size
+from supervisor.runs.reasons import MEANING, StopReason
+from supervisor.store.records import Run
+
+_LABEL = 10
+
+
+class LiveView:
+    """begin, lines and events as they come, tick for the status line, end. All safe to call when quiet."""
+
+    def __init__(self, paths: Paths, ticket: str, *, quiet: bool) -> None:
+        self.paths = paths
+        self.ticket = ticket
+        self.quiet = quiet
+        self._status = not quiet and sys.stdout.isatty()
+        self._drawn = False
+        self._began_s = time.monotonic()
+        self._limit_s = 0.0
+        self._limits: dict[str, Any] = {}
+        self._stopping = ""
+
+    def lost(self, runs: list[Run]) -> None:
+        for run in runs:
+            self._print(output.dim(f"{run.ticket}: closed as {run.reason}, its supervisor had died"))
+
+    def begin(self, made: dict[str, Any]) -> None:
+        """The head: what the box is, what its limits are, how to stop it."""
+        self._limits = limits = made["limits"]
+        self._limit_s = limits["wall_clock_s"]
+        self._began_s = time.monotonic()
+        mode = "overlay of" if made["mode"] == "overlay" else "direct in"
+        armed = f"{made['armed']} controls armed ({show_duration(made['armed_ms'] / 1000)})"
+        self._label("box", f"{made['profile']} · no network · {mode} {_home(made['worktree'])} · {armed}")
+        for name, why in made["missing"].items():
+            self._label("weaker", f"{name} is not armed: {why}")
+        self._label("limits", output.limits_text(limits))
+        self._label("stop it", f"supervisorctl kill {self.ticket}")
+        self._label("", output.dim(f"(or: touch {self.paths.stop_folder}/{self.ticket})"))
+        self._print("")
+
+    def lines(self, lines: list[dict[str, Any]]) -> None:
+        """The agent's own lines; ! marks standard error, a file's lines are shown as its events."""
+        if self.quiet:
+            return
+        for line in lines:
+            if line["s"] != "file":
+                mark = output.bad("!") if line["s"] == "err" else " "
+                self._print(
+                    f"{output.dim(output.time_of_day(line['at']))} {mark} {output.visible(line['t'])}"
+                )
+
+    def event(self, event: dict[str, Any]) -> None:
+        """Only what a person wants to see between the agent's lines."""
+        kind, detail = event["kind"], event["detail"]
+        if kind == EventKind.ITERATION:
+            self._print(f"{output.dim(output.time_of_day(event['at']))}  {_iteration(detail)}")
+        elif kind == EventKind.STOP_REQUESTED:
+            said = detail.get("note") or detail.get("who") or ""
+            self._stopping = f"stopping ({detail['by']}{': ' + said if said else ''})"
+        elif kind == EventKind.LOG_REFUSED:
+            self._print(output.bad(f"log file {detail['file']} is not a plain file and is not read"))
+
+    def tick(self) -> None:
+        """Redraw the status line: time used, and what is going on."""
+        if not self._status or not self._limit_s:
+            return
+        used_s = time.monotonic() - self._began_s
+        text = f"{output.bar(used_s / self._limit_s)} {_clock(used_s)} of {_clock(self._limit_s)}"
+        if self._stopping:
+            text += f" · {self._stopping}"
+        click.echo(f"\r\x1b[K{output.shorten(text, output.width() - 1)}", nl=False)
+        self._drawn = True
+
+    def end(self, ended: dict[str, Any]) -> None:
+        """One line for how it ended, the reason if it was not the agent's own end, and what to do next."""
+        reason = StopReason(ended["reason"])
+        if self.quiet or reason is StopReason.NOT_STARTED:
+            self._clear()
+            return
+        totals, kill = ended["totals"], ended["kill"]
+        parts = [show_duration(float(totals.get("seconds", 0)))]
+        if ended["exit_status"] is not None:
+            parts.append(f"exit {ended['exit_status']}")
+        parts.append(f"{int(totals.get('redacted', 0))} secrets redacted")
+        parts.append(f"box empty ({show_duration(kill['elapsed_ms'] / 1000)})")
+        if kill["stage"] == "kill" and kill["processes"]:
+            parts.insert(0, f"{kill['processes']} processes gone")
+        if totals.get("dropped_bytes"):
+            parts.append(f"{show_size(int(totals['dropped_bytes']))} of output dropped")
+        self._print("")
+        name = f"{reason:<{_LABEL - 1}}"
+        self._print(
+            (output.accent(name) if reason is StopReason.DONE else output.bad(name)) + f" {' · '.join(parts)}"
+        )
+        if reason is not StopReason.DONE:
+            asked = " · ".join(str(p) for p in (ended["by"], ended["who"], ended["note"]) if p)
+            self._label("why", f"{MEANING[reason]} ({output.visible(asked, always=True)})")
+        change = _CHANGE.get(reason)
+        if change:
+            self._label("change", change)
+        ticket = self.ticket
+        self._label(
+            "next",
+            f"supervisorctl diff {ticket} · supervisorctl logs {ticket} · supervisorctl status {ticket}",
+        )
+
+    def _label(self, name: str, text: str) -> None:
+        self._print(output.dim(name.ljust(_LABEL)) + text)
+
+    def _print(self, text: str) -> None:
+        if self.quiet:
+            return
+        self._clear()
+        output.say(text)
+
+    def _clear(self) -> None:
+        if self._drawn:
+            click.echo("\r\x1b[K", nl=False)
+            self._drawn = False
+
+
+_CHANGE = {
+    StopReason.MAX_SECONDS: "limits.wall_clock in the profile gives it more time",
+    StopReason.OUT_OF_MEMORY: "limits.memory in the profile gives it more memory",
+}
+
+
+def _iteration(detail: dict[str, Any]) -> str:
+    args = detail.get("args")
+    said = " ".join(str(value) for value in args.values()) if isinstance(args, dict) else str(args or "")
+    took = detail.get("duration_ms")
+    parts = [
+        f"#{detail.get('iteration', '?')}",
+        str(detail.get("tool", "")),
+        said,
+        str(detail.get("outcome", "")),
+    ]
+    if isinstance(took, (int, float)):
+        parts.append(show_duration(took / 1000))
+    return output.visible("  ".join(part for part in parts if part), always=True)
+
+
+def _clock(seconds: float) -> str:
+    whole = int(seconds)
+    return f"{whole // 60}:{whole % 60:02d}"
+
+
+def _home(path: str) -> str:
+    import os
+
+    home = os.path.expanduser("~")
+    return "~" + path[len(home) :] if home != "/" and path.startswith(home + "/") else path

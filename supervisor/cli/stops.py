@@ -1,0 +1,207 @@
+"""Owns the commands that end or hold runs: kill, stop, pause, resume.
+May touch control sockets; kill --force also the cgroups and pidfds of a run, without any supervisor.
+Never says dead before it was observed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import click
+
+from supervisor.cli import output
+from supervisor.cli.access import Access, complete_ticket, daemon_answers, open_access
+from supervisor.cli.look import json_option
+from supervisor.control.client import ask
+from supervisor.errors import NotFound, SupervisorError, UsageError
+from supervisor.identifiers import check_ticket
+from supervisor.profile.units import parse_duration, show_duration
+
+_SLACK_S = 20.0
+
+
+@click.command()
+@click.argument("tickets", nargs=-1, shell_complete=complete_ticket)
+@click.option("--all", "everything", is_flag=True, help="Every run of this state folder.")
+@click.option("--reason", default="", help="Written into the record of the run.")
+@click.option(
+    "--force", is_flag=True, help="Without the supervisor: also when it is hung or dead (needs its user)."
+)
+@json_option
+def kill(tickets: tuple[str, ...], everything: bool, reason: str, force: bool, as_json: bool) -> None:
+    """Kill runs now: nothing of them is alive when this returns with 0.
+
+    Works for runs of the daemon and of any other shell. Exit codes: 0 dead (or was already), 3 no
+    such ticket, 4 accepted but not yet dead, 5 no supervisor.
+    """
+    if force:
+        from supervisor.runs.force import force_kill
+
+        with open_access() as access:
+            wanted = _wanted(access, tickets, everything)
+            _report(
+                [_attempt(t, lambda t: force_kill(access.paths, access.store, t, reason)) for t in wanted],
+                as_json,
+            )
+        return
+    _end(tickets, everything, as_json, "kill", note=reason)
+
+
+@click.command()
+@click.argument("tickets", nargs=-1, shell_complete=complete_ticket)
+@click.option("--all", "everything", is_flag=True, help="Every run of this state folder.")
+@click.option("--reason", default="", help="Written into the record of the run.")
+@click.option(
+    "--grace", default="", help='How long the agent may take, like "10s"; else as its profile says.'
+)
+@json_option
+def stop(tickets: tuple[str, ...], everything: bool, reason: str, grace: str, as_json: bool) -> None:
+    """Ask runs to end (TERM); what is still alive after the grace is killed.
+
+    Exit codes as for kill.
+    """
+    extra: dict[str, Any] = {"note": reason}
+    if grace:
+        try:
+            extra["grace_s"] = parse_duration(grace)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+    _end(tickets, everything, as_json, "stop", **extra)
+
+
+def _end(tickets: tuple[str, ...], everything: bool, as_json: bool, op: str, **extra: Any) -> None:
+    timeout_s = float(extra.get("grace_s", 600.0)) + _SLACK_S if op == "stop" else _SLACK_S
+    with open_access() as access:
+        wanted = _wanted(access, tickets, everything)
+        sockets = {ticket: _where(access, ticket) for ticket in wanted}
+
+        def one(ticket: str) -> dict[str, Any]:
+            where = sockets[ticket]
+            if isinstance(where, dict):
+                return where
+            if isinstance(where, SupervisorError):
+                raise where
+            answer: dict[str, Any] = ask(where, op, timeout_s=timeout_s, ticket=ticket, **extra)
+            return answer
+
+        with ThreadPoolExecutor(max_workers=min(32, max(1, len(wanted)))) as pool:
+            _report(list(pool.map(lambda ticket: _attempt(ticket, one), wanted)), as_json)
+
+
+def _wanted(access: Access, tickets: tuple[str, ...], everything: bool) -> list[str]:
+    if everything and tickets:
+        raise UsageError("give tickets or --all, not both")
+    if everything:
+        return [row["ticket"] for row in access.query("ps")]
+    if not tickets:
+        raise UsageError("which run?", hint="supervisorctl ps lists them; --all means every one")
+    return [check_ticket(ticket) for ticket in dict.fromkeys(tickets)]
+
+
+def _where(access: Access, ticket: str) -> str | dict[str, Any] | SupervisorError:
+    """The socket to ask, or the answer that is known already, or the error it comes to."""
+    queries = access.local
+    if queries is None:
+        return access.paths.control_socket
+    try:
+        run = queries.find(ticket)
+        if run.ended_at is not None:
+            return {
+                "ticket": ticket,
+                "run_id": run.run_id,
+                "dead": True,
+                "elapsed_ms": 0.0,
+                "survivors": 0,
+                "stage": run.stage,
+                "processes": 0,
+                "reason": run.reason,
+                "already": True,
+            }
+        return access.socket_of(run)
+    except SupervisorError as error:
+        return error
+
+
+def _attempt(ticket: str, one: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
+    try:
+        return one(ticket)
+    except SupervisorError as error:
+        return {"ticket": ticket, "dead": False, "error": error}
+
+
+def _report(results: list[dict[str, Any]], as_json: bool) -> None:
+    """Print every result, then exit with the worst code among them."""
+    errors = [row["error"] for row in results if "error" in row]
+    if as_json:
+        plain = [{**row, "error": row["error"].message} if "error" in row else row for row in results]
+        output.print_json(plain)
+    else:
+        for row in results:
+            if "error" not in row:
+                output.say(_sentence(row))
+        if not results:
+            output.say("nothing is running")
+    if len(errors) == 1 and not as_json:
+        raise errors[0]
+    if errors:
+        if not as_json:
+            for error in errors:
+                click.echo(f"{output.bad('error:')} {error.message}", err=True)
+        raise SystemExit(max(error.exit_code for error in errors))
+
+
+def _sentence(row: dict[str, Any]) -> str:
+    if row["already"]:
+        return f"{output.accent(row['ticket'])}  had ended already ({row['reason']})"
+    many = f"{row['processes']} processes gone" if row["processes"] else "ended"
+    took = show_duration(row["elapsed_ms"] / 1000)
+    return f"{output.accent(row['ticket'])}  {row['reason']} · {many} in {took}, box observed empty"
+
+
+@click.command()
+@click.option("--project", default="", help="Only this project.")
+@json_option
+def pause(project: str, as_json: bool) -> None:
+    """Let no new run start; what runs goes on (kill --all ends it)."""
+    _set_paused(project, "true", as_json)
+
+
+@click.command()
+@click.argument("ticket", required=False, shell_complete=complete_ticket)
+@click.option("--project", default="", help="Only this project.")
+@json_option
+def resume(ticket: str | None, project: str, as_json: bool) -> None:
+    """Let runs start again; with TICKET clear that ticket's stop flag instead."""
+    if ticket is None:
+        _set_paused(project, "false", as_json)
+        return
+    with open_access() as access:
+        if access.store.ticket(check_ticket(ticket)) is None:
+            raise NotFound(f"no ticket {ticket} is known")
+        cleared = access.store.clear_flag(ticket)
+    if as_json:
+        output.print_json({"ticket": ticket, "cleared": cleared})
+    else:
+        output.say(f"{ticket}  {'stop flag cleared' if cleared else 'had no stop flag'}")
+
+
+def _set_paused(project: str, value: str, as_json: bool) -> None:
+    key = f"paused:{project}" if project else "paused"
+    with open_access() as access:
+        if access.local is not None:
+            access.store.set_setting(key, value)
+        elif daemon_answers(access.paths):
+            ask(access.paths.control_socket, "pause" if value == "true" else "resume", project=project)
+        else:
+            raise UsageError(f"{access.paths.state} cannot be written by this user", hint="try with sudo")
+    if as_json:
+        output.print_json({key: value})
+        return
+    what = f"project {project}" if project else "everything"
+    output.say(
+        f"{what} is paused: no new run starts (supervisorctl resume)"
+        if value == "true"
+        else f"{what} may start again"
+    )
