@@ -26,6 +26,7 @@ from supervisor.paths import Paths, locate, prepare
 from supervisor.runs.reasons import EXIT_CODES, MEANING, StopReason
 
 _POLL_EVERY_S = 0.2
+_DAEMON_PATIENCE_S = 5.0
 _SECOND_CTRL_C = "press Ctrl-C again to kill it now"
 
 _EXIT_HELP = "\n\n\b\nExit codes: the agent's own, or\n" + "\n".join(
@@ -82,7 +83,7 @@ def run(
         "environment": dict(os.environ),
     }
     view = LiveView(paths, wanted["ticket"], quiet=as_json or detach)
-    if daemon_answers(paths):
+    if daemon_answers(paths) or (detach and _daemon_comes_up(paths)):
         ended = _through_daemon(paths, wanted, view, detach, as_json)
     elif detach:
         raise NoSupervisor("--detach needs the daemon", hint="supervisorctl serve &")
@@ -97,6 +98,16 @@ def run(
     if as_json:
         output.print_json(ended)
     return _exit_code(ended)
+
+
+def _daemon_comes_up(paths: Paths) -> bool:
+    """A daemon that was started a moment ago is worth a short wait."""
+    deadline_s = time.monotonic() + _DAEMON_PATIENCE_S
+    while time.monotonic() < deadline_s:
+        time.sleep(_POLL_EVERY_S / 2)
+        if daemon_answers(paths):
+            return True
+    return False
 
 
 def _made_up(worktree: str) -> str:

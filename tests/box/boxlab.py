@@ -15,6 +15,7 @@ import signal
 import stat
 import subprocess
 import tempfile
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -176,6 +177,17 @@ class Outcome:
         return None if self.status is None else os.waitstatus_to_exitcode(self.status)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Killing:
+    """A box that was ended by force: processes before, survivors after, and how long it took."""
+
+    line: str
+    before: int
+    survivors: list[int]
+    seconds: float
+    finished: Finished | None
+
+
 def edited_profile(
     name: str = "coding",
     *,
@@ -264,11 +276,7 @@ class Lab:
 
     def client(self, patch: str = "") -> LauncherClient:
         """A launcher that first runs patch (Python, between the path and the import of main)."""
-        if patch not in self._clients:
-            client = self.fresh_client(patch)
-            self.wait(client.__aenter__())
-            self._clients[patch] = client
-        return self._clients[patch]
+        return self.wait(self._open(patch))
 
     def fresh_client(self, patch: str = "") -> LauncherClient:
         return LauncherClient(self.key, _BOOT.format(patch=patch)) if patch else LauncherClient(self.key)
@@ -341,10 +349,7 @@ class Lab:
         secrets: dict[str, str] | None,
         seconds: float,
     ) -> Outcome:
-        client = self._clients.get(patch)
-        if client is None:
-            client = self._clients[patch] = self.fresh_client(patch)
-            await client.__aenter__()
+        client = await self._open(patch)
         plan = self.plan(tree, profile, client)
         spec = weaken(plan.spec)
         out_read, out_write = os.pipe2(os.O_CLOEXEC)
@@ -376,6 +381,50 @@ class Lab:
         )
         upper = Path(self.folder, spec.run_id, "upper") if profile.files.worktree == "overlay" else None
         return Outcome(status, out, err, uid, wrong, finished, upper)
+
+    def killed(
+        self,
+        tree: Path,
+        code: str,
+        *,
+        profile: Profile | None = None,
+        weaken: Weaken = as_planned,
+        how: Callable[[Box], Coroutine[Any, Any, Any]] = Box.kill,
+    ) -> Killing:
+        """Start a Python program, wait until it prints a line, then end its box."""
+
+        async def attempt() -> Killing:
+            client = await self._open("")
+            spec = weaken(self.plan(tree, profile or edited_profile(), client).spec)
+            read_end, write_end = os.pipe2(os.O_CLOEXEC)
+            with os.fdopen(read_end, "rb") as output:
+                try:
+                    async with self.started(client, spec, [PYTHON, "-c", code], stdout=write_end) as box:
+                        os.close(write_end)
+                        write_end = -1
+                        await box.release()
+                        line = await asyncio.to_thread(output.readline)
+                        before = processes_of(box.uid)
+                        begun = time.monotonic()
+                        await how(box)
+                        finished = await box.wait_empty(_PATIENCE_S)
+                        took = time.monotonic() - begun
+                        box.close()
+                        return Killing(
+                            line.decode().strip(), len(before), processes_of(box.uid), took, finished
+                        )
+                finally:
+                    if write_end >= 0:
+                        os.close(write_end)
+
+        return self.wait(attempt())
+
+    async def _open(self, patch: str) -> LauncherClient:
+        if patch not in self._clients:
+            client = self.fresh_client(patch)
+            await client.__aenter__()
+            self._clients[patch] = client
+        return self._clients[patch]
 
     def refused(
         self, tree: Path, argv: list[str], *, profile: Profile, weaken: Weaken, patch: str
