@@ -136,24 +136,20 @@ def fingerprint(tree: Path) -> dict[str, tuple[object, ...]]:
     return found
 
 
-def processes_of(uid: int) -> list[int]:
+def processes_of(uid: int, *, zombies: bool = True) -> list[int]:
     """Host pids whose real uid is the run's own; nothing else on the host has it."""
     found = []
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
-                if os.stat(f"/proc/{name}").st_uid == uid or _real_uid(name) == uid:
-                    found.append(int(name))
+                status = Path(f"/proc/{name}/status").read_text()
             except (FileNotFoundError, ProcessLookupError):
                 continue
+            fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+            dead = fields["State"][0] in "ZX"
+            if int(fields["Uid"].split()[0]) == uid and (zombies or not dead):
+                found.append(int(name))
     return found
-
-
-def _real_uid(pid: str) -> int:
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("Uid:"):
-            return int(line.split()[1])
-    return -1
 
 
 def host_mounts() -> list[str]:
