@@ -1,5 +1,5 @@
 """Owns what all tests share: a worktree to attack, a laboratory of boxes, and who may run what.
-May touch a fresh folder below /var/lib, cgroups under a key of its own, and processes it started.
+May touch a fresh folder below /var/tmp, cgroups under a key of its own, and processes it started.
 Never hides a test: those that need root are counted aloud without it, and are an error in CI.
 """
 

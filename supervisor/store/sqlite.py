@@ -37,8 +37,7 @@ class SqliteStore:
         self.path = path
         _refuse_network(path)
         try:
-            new = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            os.close(new)
+            _create_private(path)
             self._db = sqlite3.connect(path, timeout=_BUSY_TIMEOUT_S, isolation_level=None)
         except (OSError, sqlite3.Error) as error:
             raise _state_error(path, error) from error
@@ -280,6 +279,18 @@ def _state_error(path: str, error: Exception) -> StateError:
         )
     hint = "make the folder writable for this user, or set SUPERVISOR_STATE_DIR to one that is"
     return StateError(f"the database {path} cannot be used: {text}", hint=hint)
+
+
+def _create_private(path: str) -> None:
+    """Make the file with mode 600 before SQLite would make it wider.
+
+    An existing file is not opened at all: closing a descriptor of it would drop the locks that other
+    connections of this process hold on it (sqlite.org/howtocorrupt.html, section 2.2).
+    """
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    except FileExistsError:
+        return
 
 
 def _refuse_network(path: str) -> None:

@@ -39,7 +39,7 @@ WORKER = "lab"
 OWNER = 1000
 PYTHON = "/usr/bin/python3"
 _BOOT = "import sys; sys.path.insert(0, sys.argv[1])\n{patch}\nfrom sandbox.launcher import main\nmain()"
-_FOLDER = "/var/lib"
+_FOLDER = "/var/tmp"
 _PATIENCE_S = 30.0
 _numbers = itertools.count(1)
 
@@ -272,7 +272,7 @@ class Lab:
 
     def client(self, patch: str = "") -> LauncherClient:
         """A launcher that first runs patch (Python, between the path and the import of main)."""
-        return self.wait(self._open(patch))
+        return self.wait(self.opened(patch))
 
     def fresh_client(self, patch: str = "") -> LauncherClient:
         return LauncherClient(self.key, _BOOT.format(patch=patch)) if patch else LauncherClient(self.key)
@@ -345,7 +345,7 @@ class Lab:
         secrets: dict[str, str] | None,
         seconds: float,
     ) -> Outcome:
-        client = await self._open(patch)
+        client = await self.opened(patch)
         plan = self.plan(tree, profile, client)
         spec = weaken(plan.spec)
         out_read, out_write = os.pipe2(os.O_CLOEXEC)
@@ -390,7 +390,7 @@ class Lab:
         """Start a Python program, wait until it prints a line, then end its box."""
 
         async def attempt() -> Killing:
-            client = await self._open("")
+            client = await self.opened("")
             spec = weaken(self.plan(tree, profile or edited_profile(), client).spec)
             read_end, write_end = os.pipe2(os.O_CLOEXEC)
             with os.fdopen(read_end, "rb") as output:
@@ -415,7 +415,7 @@ class Lab:
 
         return self.wait(attempt())
 
-    async def _open(self, patch: str) -> LauncherClient:
+    async def opened(self, patch: str) -> LauncherClient:
         if patch not in self._clients:
             client = self.fresh_client(patch)
             await client.__aenter__()

@@ -474,6 +474,11 @@ def _exec_home() -> None:
     _run_copy(os.environ["HOME"])
 
 
+@attempt("exec in /var/tmp")
+def _exec_var_tmp() -> None:
+    _run_copy("/var/tmp")
+
+
 @attempt("loader in /tmp")
 def _exec_loader() -> None:
     _run_copy("/tmp", f"/lib64/ld-linux-{platform.machine().replace('_', '-')}.so.2")

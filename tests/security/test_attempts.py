@@ -203,6 +203,7 @@ EXECUTION = rows(
     "executable",
     {
         "exec in /tmp": ("EACCES", "ok"),
+        "exec in /var/tmp": ("EACCES", "ok"),
         "exec in /dev/shm": ("EACCES", "ok"),
         "exec in home": ("EACCES", "ok"),
         "loader in /tmp": ("EACCES", "ok"),

@@ -50,7 +50,7 @@ FailureAction=poweroff-force
 [Service]
 Type=oneshot
 TimeoutStartSec={GUEST_PATIENCE_S}
-ExecStart=/usr/bin/python3 {COMMIT}/tests/system/guest/driver.py {RESULTS_TTY}
+ExecStart=/usr/bin/python3 {COMMIT}/tests/system/guest/guest_driver.py {RESULTS_TTY}
 
 [Install]
 WantedBy=graphical.target

@@ -77,7 +77,7 @@ CONTEXTS: dict[str, Wrap] = {
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A function of scenarios.py, and the context it is run in."""
+    """A function of guest_boxes or guest_commands, and the context it is run in."""
 
     function: str
     context: str
@@ -106,6 +106,19 @@ SCENARIOS = (
     Scenario("armed_or_refused", "user-session"),
     Scenario("without_cgroup", "user-session"),
     Scenario("overlay", "user-scope"),
+    Scenario("doctor", "root-session"),
+    Scenario("doctor", "root-plain-service"),
+    Scenario("doctor", "user-session"),
+    Scenario("doctor", "user-scope"),
+    Scenario("run_once", "root-session"),
+    Scenario("run_once", "user-scope"),
+    Scenario("out_of_memory", "root-session"),
+    Scenario("three_kills", "unit"),
+    Scenario("daemon_lost", "unit"),
+    Scenario("service_stopped", "unit"),
+    Scenario("daemon_hung", "unit"),
+    Scenario("foreground_lost", "root-session"),
+    Scenario("foreground_lost", "user-scope"),
     Scenario("host_tests", "root-scope", patience_s=900.0),
 )
 
@@ -167,7 +180,7 @@ def _set_up(results: Results) -> None:
 
 
 def _run(scenario: Scenario, results: Results) -> None:
-    command = [f"{VENV}/bin/python", str(HERE / "scenarios.py"), scenario.function, scenario.context]
+    command = [f"{VENV}/bin/python", str(HERE / "guest_main.py"), scenario.function, scenario.context]
     start = time.monotonic()
     try:
         done = subprocess.run(

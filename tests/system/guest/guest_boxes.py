@@ -1,4 +1,4 @@
-"""Owns what is asserted in the machine, one function for each scenario; says PASSED and a fact, or fails.
+"""Owns the scenarios of the box itself: one function for each, which returns a fact or raises.
 May touch boxes it makes, processes it started and folders below a temporary one.
 Never asserts how fast something is: this machine is emulated.
 """
@@ -16,12 +16,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from guest_common import PATIENCE_S, check, dead, make_worktree
 
 from sandbox import attest, client
 from sandbox.client import LauncherClient
@@ -33,7 +34,6 @@ from supervisor.workspace.tree import inspect
 
 KEY = "systemtest"
 WORKER = "worker"
-PATIENCE_S = 60.0
 
 DIFFERENT_HERE = {
     "process_madvise-": "6.1 refuses it to a process without CAP_SYS_NICE, filter or not",
@@ -47,11 +47,6 @@ DIFFERENT_HERE = {
 }
 """Security tests whose figure is another one on this kernel, by the start of their parameters."""
 _numbers = iter(range(1, 1000))
-
-
-def check(truth: object, what: object) -> None:
-    if not truth:
-        raise AssertionError(str(what))
 
 
 @dataclass(slots=True)
@@ -115,12 +110,8 @@ async def boxed(
     """A released box that runs a shell script in a small git worktree owned by whoever we are."""
     with tempfile.TemporaryDirectory(prefix="scenario-") as name:
         worktree, overlay = Path(name) / "tree", Path(name) / "overlay"
-        worktree.mkdir()
         overlay.mkdir()
-        subprocess.run(["git", "init", "-q", "-b", "main", worktree], check=True)
-        (worktree / "file").write_text("as it was\n")
-        (worktree / "folder").mkdir()
-        (worktree / "folder" / "inner").write_text("inner\n")
+        make_worktree(worktree)
         plan = boxing.plan(
             made,
             inspect(str(worktree)),
@@ -156,10 +147,6 @@ def disagreements(running: Running) -> list[str]:
         seccomp_sha256=running.plan.seccomp_sha256,
         required=frozenset(running.plan.spec.required),
     )
-
-
-def dead(pids: list[int]) -> list[int]:
-    return [pid for pid in pids if not Path(f"/proc/{pid}").exists()]
 
 
 # ---------------------------------------------------------------- scenarios
@@ -425,17 +412,3 @@ def _parent(process: Path) -> int:
         return int((process / "stat").read_text().rpartition(")")[2].split()[1])
     except (OSError, IndexError):
         return -1
-
-
-def main() -> None:
-    function, context = sys.argv[1:3]
-    scenario: Callable[[str], Awaitable[str]] = globals()[function]
-
-    async def run() -> str:
-        return await scenario(context)
-
-    print("PASSED", " ".join(asyncio.run(run()).split()), flush=True)
-
-
-if __name__ == "__main__":
-    main()
