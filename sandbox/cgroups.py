@@ -318,6 +318,16 @@ def _write_optional(path: str, text: str) -> None:
         return
 
 
+def tidy(where: Hierarchies) -> None:
+    """Remove the folders that held runs, if nothing is in them any more; another supervisor's stay."""
+    for base in dict.fromkeys(([where.v2] if where.v2 else []) + list(where.limits.values())):
+        for folder in (base, os.path.dirname(base)):
+            try:
+                os.rmdir(folder)
+            except OSError:
+                break
+
+
 def leftovers(where: Hierarchies) -> list[RunGroup]:
     """Groups of runs that are still on this host, by their folder names."""
     names: dict[str, None] = {}

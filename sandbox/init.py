@@ -76,6 +76,10 @@ class NotArmed(Exception):
         self.number = number
 
 
+class NoProgram(Exception):
+    """The agent's program is not in the box, or cannot be executed there."""
+
+
 @dataclass(slots=True)
 class Armed:
     """What is armed so far, and what could not be although the specification does not insist."""
@@ -264,6 +268,8 @@ def _fork_agent(box: BoxSpec, handles: Handles, armed: Armed) -> tuple[int, sock
         _agent_stage(box, handles, armed, theirs)
     except NotArmed as error:
         _report_failure(theirs, error)
+    except NoProgram as error:
+        send(theirs, {"kind": "failed", "control": "program", "message": str(error), "errno": ""})
     except BaseException as error:
         _report_failure(theirs, NotArmed(Control.DESCRIPTORS, repr(error)))
     os._exit(127)
@@ -337,7 +343,7 @@ def _enter_workdir(workdir: str) -> None:
 
 
 def _resolve(name: str, path: str, workdir: str) -> str:
-    """Find the program inside the box, by the box's own PATH. Raises NotArmed saying where it looked."""
+    """Find the program inside the box, by the box's own PATH. Raises NoProgram saying where it looked."""
     if "/" in name:
         candidates = [os.path.join(workdir, name)]
     else:
@@ -351,9 +357,9 @@ def _resolve(name: str, path: str, workdir: str) -> str:
         except OSError:
             continue
     if seen:
-        raise NotArmed(Control.ENVIRONMENT, f"program {seen} cannot be executed in the box", errno.EACCES)
-    where = f"on its PATH ({path})" if "/" not in name else "there"
-    raise NotArmed(Control.ENVIRONMENT, f"program {name} is not in the box {where}", errno.ENOENT)
+        raise NoProgram(f"{seen} cannot be executed in the box")
+    where = f" on its PATH ({path})" if "/" not in name else ""
+    raise NoProgram(f"there is no program {name} in the box{where}")
 
 
 class _Reaper:

@@ -311,6 +311,8 @@ class Launcher:
         for box in list(self.boxes.values()):
             box.reap(block=True)
             box.group.remove(_REMOVE_PATIENCE_S)
+        for where in self.hierarchies.values():
+            cgroups.tidy(where)
 
 
 def _kill_members(group: cgroups.RunGroup, members: list[int]) -> None:

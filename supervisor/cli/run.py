@@ -35,7 +35,7 @@ _EXIT_HELP = "\n\n\b\nExit codes: the agent's own, or\n" + "\n".join(
 
 
 @click.command(
-    context_settings={"ignore_unknown_options": True},
+    context_settings={"allow_interspersed_args": False},
     help="Run one agent in a box, with the current folder as its worktree.\n\n"
     "\b\nExamples:\n"
     '  supervisorctl run --profile coding -- claude -p "fix the VAT rounding"\n'

@@ -46,6 +46,12 @@ _INTENT_PATIENCE_S = 0.05
 _CLOSE_PATIENCE_S = 2.0
 
 
+_ABOUT_PROGRAMS = (
+    "programs are looked up inside the box; name further folders of the host in files.read, "
+    "and set files.executable = true for programs in the worktree"
+)
+
+
 class Step(StrEnum):
     """The named points of a run's life; crash tests end the supervisor at each of them."""
 
@@ -454,6 +460,8 @@ def process_start(pid: int) -> str:
 def _as_not_started(error: BoxError | SupervisorError | OSError) -> NotStarted:
     if isinstance(error, NotStarted):
         return error
+    if isinstance(error, BoxError) and error.control == "program":
+        return NotStarted(error.message, control="program", hint=_ABOUT_PROGRAMS)
     if isinstance(error, BoxError):
         name = f"{error.control} cannot be armed: " if error.control else ""
         return NotStarted(f"{name}{error.message}", control=error.control, hint=error.hint)
