@@ -256,13 +256,8 @@ class Lab:
 
     def close(self) -> None:
         try:
-            client = self.client()
-            self.wait(client.request("sweep", namespace_key=self.key, keep=[]))
-            groups = [client.capabilities.cgroup_v2, *client.capabilities.cgroup_limits.values()]
             for one in self._clients.values():
                 self.wait(one.__aexit__())
-            for group in dict.fromkeys(folder for folder in groups if folder):
-                os.rmdir(group)
         finally:
             self.loop.close()
             remove_tree(self.folder)
@@ -275,7 +270,9 @@ class Lab:
         return self.wait(self.opened(patch))
 
     def fresh_client(self, patch: str = "") -> LauncherClient:
-        return LauncherClient(self.key, _BOOT.format(patch=patch)) if patch else LauncherClient(self.key)
+        """Each has cgroups under a key of its own, as each supervisor state has."""
+        key = f"{self.key}x{next(_numbers)}"
+        return LauncherClient(key, _BOOT.format(patch=patch)) if patch else LauncherClient(key)
 
     def plan(self, tree: Path, profile: Profile, client: LauncherClient) -> boxing.BoxPlan:
         run_id = f"R{next(_numbers):06d}"
@@ -289,7 +286,7 @@ class Lab:
             client.capabilities,
             run_id=run_id,
             ticket="LAB-1",
-            namespace_key=self.key,
+            namespace_key=client.namespace_key,
             worker_id=WORKER,
             overlay_folder=str(overlay) if overlay else None,
         )

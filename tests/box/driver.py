@@ -50,7 +50,7 @@ async def main(lab: Lab, tree: Path, boxes: int, armed_only: bool) -> None:
                 os.read(read_end, 10)
             uids.append(box.uid)
             groups += box.group.folders
-        facts = {"launcher": client.pid, "key": lab.key, "uids": uids, "groups": groups}
+        facts = {"launcher": client.pid, "key": client.namespace_key, "uids": uids, "groups": groups}
         print(json.dumps(facts | {"folder": str(lab.folder)}), flush=True)
         while True:
             signal.pause()
