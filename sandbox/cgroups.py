@@ -156,6 +156,11 @@ class RunGroup:
     def folders(self) -> list[str]:
         return list(dict.fromkeys(([self.v2] if self.v2 else []) + list(self.limits.values())))
 
+    def limit(self, limits: CgroupLimits) -> None:
+        """Before anything of the agent runs in it. Raises OSError."""
+        for controller, folder in self.limits.items():
+            _limit(controller, folder, folder == self.v2, limits)
+
     def enter_v1(self) -> None:
         """Move the calling process into the v1 groups (v2 was entered by clone3)."""
         for folder in self.folders:
@@ -273,8 +278,8 @@ def _remove_folder(folder: str, patience_s: float) -> bool:
             pause = min(pause * 2, 0.05)
 
 
-def create(where: Hierarchies, name: str, limits: CgroupLimits) -> RunGroup:
-    """Make the groups of a run with their limits. Raises OSError; what was made is then removed."""
+def create(where: Hierarchies, name: str) -> RunGroup:
+    """Make the groups of a box, without limits. Raises OSError; what was made is then removed."""
     group = RunGroup(
         name,
         f"{where.v2}/{name}" if where.v2 else None,
@@ -283,8 +288,6 @@ def create(where: Hierarchies, name: str, limits: CgroupLimits) -> RunGroup:
     try:
         for folder in group.folders:
             os.mkdir(folder)
-        for controller, folder in group.limits.items():
-            _limit(controller, folder, folder == group.v2, limits)
     except OSError:
         group.remove(0.0)
         raise

@@ -8,6 +8,7 @@ from __future__ import annotations
 import array
 import asyncio
 import base64
+import functools
 import json
 import os
 import socket
@@ -19,7 +20,7 @@ from typing import Any
 
 from sandbox.cgroups import RunGroup
 from sandbox.launcher import MAX_MESSAGE
-from sandbox.spec import BoxSpec, encode
+from sandbox.spec import Base, BoxSpec, encode, to_json
 
 _PACKAGE_PARENT = str(Path(__file__).resolve().parent.parent)
 _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from sandbox.launcher import main; main()"
@@ -130,7 +131,8 @@ class LauncherClient:
                 reply, passed = await self.request(
                     "start",
                     (theirs.fileno(), streams.stdin, streams.stdout, streams.stderr, command),
-                    spec=spec,
+                    spec={**encode(spec), "base": None},
+                    base=_base_text(spec.base),
                 )
         except BaseException:
             ours.close()
@@ -138,7 +140,7 @@ class LauncherClient:
         finally:
             os.close(command)
         ours.setblocking(False)
-        group = RunGroup(spec.group_name, reply["cgroup_v2"], reply["cgroup_limits"])
+        group = RunGroup(reply["cgroup_name"], reply["cgroup_v2"], reply["cgroup_limits"])
         box = Box(self, spec, ours, passed[0], reply["pid"], reply["uid"], group)
         try:
             async with asyncio.timeout(_ARMING_PATIENCE_S):
@@ -150,6 +152,12 @@ class LauncherClient:
             await box.abandon()
             raise
         return box
+
+
+@functools.lru_cache(maxsize=16)
+def _base_text(base: Base) -> str:
+    """As text, so that the launcher can tell without decoding it that it knows this one."""
+    return to_json(base).decode()
 
 
 def _spawn(socket_fd: int, boot: str) -> subprocess.Popen[bytes]:

@@ -14,16 +14,17 @@ import select
 import signal
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from sandbox import identity, landlock, mounts, network, syscalls
 from sandbox.cgroups import RunGroup
-from sandbox.spec import BoxSpec, Control
+from sandbox.spec import ALWAYS_REQUIRED, Base, BoxSpec, Control, decode_box
 
-MESSAGE_BYTES = 65536
+MESSAGE_BYTES = 1 << 18
+MAX_DESCRIPTORS = 8
 _INHERITED_HANDLING = (
     signal.SIGINT,
     signal.SIGTERM,
@@ -35,12 +36,28 @@ _INHERITED_HANDLING = (
 """Ignored in the launcher or in Python; an ignored signal would stay ignored over the exec."""
 
 
-@dataclass(slots=True)
-class Handles:
-    """Descriptors the launcher gives a new box. -1 stands for "not there".
+@dataclass(frozen=True, slots=True)
+class BlankHandles:
+    """Descriptors a blank is forked with; -1 stands for "not there".
+
+    assignment: SEQPACKET from the launcher, which sends one run and then closes it. gate: readable
+    once the uid maps are written (rootless).
+    """
+
+    assignment: int
+    gate: int
+    user_namespace: int
+
+    def present(self) -> tuple[int, ...]:
+        return tuple(fd for fd in (self.assignment, self.gate, self.user_namespace) if fd >= 0)
+
+
+@dataclass(frozen=True, slots=True)
+class RunHandles:
+    """Descriptors that come with a run. idmap is -1 without root.
 
     channel: SEQPACKET to the supervisor; when it closes, the box ends. command: a sealed file with
-    the agent's arguments and environment. gate: readable once the uid maps are written (rootless).
+    the agent's arguments and environment.
     """
 
     channel: int
@@ -48,22 +65,7 @@ class Handles:
     stdout: int
     stderr: int
     command: int
-    gate: int
-    user_namespace: int
-    idmap: int
-
-    def all(self) -> tuple[int, ...]:
-        listed = (
-            self.channel,
-            self.stdin,
-            self.stdout,
-            self.stderr,
-            self.command,
-            self.gate,
-            self.user_namespace,
-            self.idmap,
-        )
-        return tuple(fd for fd in listed if fd >= 0)
+    idmap: int = -1
 
 
 class NotArmed(Exception):
@@ -82,11 +84,19 @@ class NoProgram(Exception):
 
 @dataclass(slots=True)
 class Armed:
-    """What is armed so far, and what could not be although the specification does not insist."""
+    """What is armed so far, and what could not be although the specification does not insist.
 
-    required: frozenset[str]
+    A blank does not know yet what its run will insist on; require() says it, and looks back.
+    """
+
+    required: frozenset[str] = frozenset(ALWAYS_REQUIRED)
     controls: list[str] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
+
+    def require(self, names: frozenset[str]) -> None:
+        self.required = names
+        for name in sorted(names & self.missing.keys()):
+            raise NotArmed(Control(name), self.missing[name])
 
     def add(self, *controls: Control) -> None:
         self.controls += [str(control) for control in controls]
@@ -121,37 +131,75 @@ def send(channel: socket.socket, message: dict[str, Any], descriptors: tuple[int
     channel.sendmsg([json.dumps(message, separators=(",", ":")).encode()], ancillary)
 
 
-def run(box: BoxSpec, handles: Handles, group: RunGroup, agent_uid: int) -> NoReturn:
-    """PID 1 of the box. Never returns; every failure is reported on the channel by name."""
+def run(base: Base, handles: BlankHandles, group: RunGroup, agent_uid: int) -> NoReturn:
+    """PID 1 of a box: prepare what all boxes have in common, wait for a run, arm the rest, be init.
+
+    Never returns; every failure is reported on the run's channel by name.
+    """
     code = 1
     try:
         syscalls.set_parent_death_signal(signal.SIGKILL)
-        syscalls.close_from(3, handles.all())
-        with socket.socket(fileno=handles.channel) as channel:
-            code = _life(box, handles, group, agent_uid, channel)
+        syscalls.close_from(3, handles.present())
+        armed, failure, stage = Armed(), None, mounts.Stage(agent_uid, handles.user_namespace >= 0)
+        try:
+            _arm_blank(base, handles, group, stage, armed)
+        except NotArmed as error:
+            failure = error
+        box, given = _wait_for_run(handles.assignment, base)
+        with socket.socket(fileno=given.channel) as channel:
+            try:
+                if failure is not None:
+                    raise failure
+                code = _life(box, handles, given, stage, armed, channel)
+            except NotArmed as error:
+                _report_failure(channel, error)
     except BaseException:
         os._exit(code)
     os._exit(code)
 
 
-def _life(box: BoxSpec, handles: Handles, group: RunGroup, agent_uid: int, channel: socket.socket) -> int:
-    armed = Armed(frozenset(box.required))
-    try:
-        stage = _arm_box(box, handles, group, agent_uid, armed)
-        listener = None
-        if box.gateway_port:
-            with armed.arming(Control.NETWORK_NAMESPACE):
-                listener = network.open_listener(box.gateway_port)
-        agent, stage_channel = _fork_agent(box, handles, armed)
-        _become_init(handles)
-    except NotArmed as error:
-        _report_failure(channel, error)
-        return 1
+def _wait_for_run(assignment: int, base: Base) -> tuple[BoxSpec, RunHandles]:
+    """The one message a blank ever gets. Without one it ends: its launcher has gone or dropped it."""
+    with socket.socket(fileno=assignment) as launcher:
+        raw, descriptors = receive(launcher)
+    if not raw:
+        os._exit(0)
+    return decode_box(json.loads(raw), base), RunHandles(*descriptors)
+
+
+def receive(channel: socket.socket) -> tuple[bytes, list[int]]:
+    """One message and the descriptors that came with it; empty when the other end has closed."""
+    raw, ancillary, _, _ = channel.recvmsg(
+        MESSAGE_BYTES, socket.CMSG_SPACE(4 * MAX_DESCRIPTORS), socket.MSG_CMSG_CLOEXEC
+    )
+    found: array.array[int] = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            found.frombytes(data[: len(data) - len(data) % found.itemsize])
+    return raw, list(found)
+
+
+def _life(
+    box: BoxSpec,
+    handles: BlankHandles,
+    given: RunHandles,
+    stage: mounts.Stage,
+    armed: Armed,
+    channel: socket.socket,
+) -> int:
+    privileged = handles.user_namespace >= 0
+    armed.require(frozenset(box.required))
+    _arm_box(box, handles, given, stage, armed)
+    listener = None
+    if box.gateway_port:
+        with armed.arming(Control.NETWORK_NAMESPACE):
+            listener = network.open_listener(box.gateway_port)
+    agent, stage_channel = _fork_agent(box, given, privileged, armed)
+    _become_init(privileged, (*handles.present()[1:], given.stdin, given.stdout, given.stderr, given.command))
     passed = {"log_folder": stage.log_folder_fd, "listener": listener.fileno() if listener else -1}
     present = {name: fd for name, fd in passed.items() if fd >= 0}
-    loop = _Reaper(channel, stage_channel, agent, present, group.name)
     try:
-        return loop.run()
+        return _Reaper(channel, stage_channel, agent, present).run()
     finally:
         if listener:
             listener.close()
@@ -169,33 +217,47 @@ def _report_failure(channel: socket.socket, error: NotArmed) -> None:
     )
 
 
-def _arm_box(box: BoxSpec, handles: Handles, group: RunGroup, agent_uid: int, armed: Armed) -> mounts.Stage:
-    """Everything that holds for the whole box. The order matters; the reason is beside each step."""
-    privileged = handles.user_namespace >= 0
+def _arm_blank(base: Base, handles: BlankHandles, group: RunGroup, stage: mounts.Stage, armed: Armed) -> None:
+    """What does not depend on the run. The order matters; the reason is beside each step."""
     if handles.gate >= 0:
         os.read(handles.gate, 1)  # without maps this process is nobody and may do nothing
+        os.close(handles.gate)
     armed.add(Control.MOUNT_NAMESPACE, Control.PID_NAMESPACE, Control.IPC_NAMESPACE, Control.TIME_NAMESPACE)
     # Limits first: from here on even our own set-up is bounded.
     _enter_groups(group, armed)
     with armed.arming(Control.CGROUP_NAMESPACE):
         syscalls.unshare(syscalls.CLONE_NEWCGROUP)  # after entering, so that the box sees itself as "/"
     with armed.arming(Control.UTS_NAMESPACE):
-        syscalls.sethostname(box.hostname)
+        syscalls.sethostname(base.hostname)
     with armed.arming(Control.NETWORK_NAMESPACE):
         network.raise_loopback()
-    stage = mounts.Stage(agent_uid, handles.idmap)
-    _build_root(box, stage, armed)
+    _steps(lambda: mounts.begin(stage, base.steps))
+    if stage.memfd_noexec:
+        armed.add(Control.MEMFD_NOEXEC)
+    else:
+        armed.missing[Control.MEMFD_NOEXEC] = "needs Linux 6.3"
+
+
+def _arm_box(
+    box: BoxSpec, handles: BlankHandles, given: RunHandles, stage: mounts.Stage, armed: Armed
+) -> None:
+    """The rest of what holds for the whole box: the worktree, the final root, limits, the uid map."""
+    stage.idmap_fd = given.idmap
+    _steps(lambda: mounts.carry_out(stage, box.steps))
+    with armed.arming(Control.ROOT):
+        mounts.enter(stage)
+    armed.add(Control.WORKTREE, Control.PROTECTED_PATHS)
     with armed.arming(Control.RESOURCE_LIMITS):
         identity.set_resource_limits(box.resource_limits)
     with armed.arming(Control.USER_NAMESPACE):
-        if privileged:
+        if handles.user_namespace >= 0:
             # After the mounts: they are owned by the host's root, so the box cannot undo one.
             syscalls.setns(handles.user_namespace, syscalls.CLONE_NEWUSER)
-    if privileged:
+            identity.drop_bounding_set()
+    if handles.user_namespace >= 0:
         armed.add(Control.PRIVATE_UID)
     else:
         armed.missing[Control.PRIVATE_UID] = "without root the run has its user's own uid"
-    return stage
 
 
 def _enter_groups(group: RunGroup, armed: Armed) -> None:
@@ -220,18 +282,13 @@ def _enter_groups(group: RunGroup, armed: Armed) -> None:
         armed.missing[Control.CGROUP_KILL] = "no writable cgroup v2 hierarchy"
 
 
-def _build_root(box: BoxSpec, stage: mounts.Stage, armed: Armed) -> None:
+def _steps(carry_out: Callable[[], None]) -> None:
     try:
-        mounts.build(box.steps, stage)
+        carry_out()
     except mounts.StepFailed as error:
         raise NotArmed(control_of(error.step), str(error), error.cause.errno or 0) from error
-    with armed.arming(Control.ROOT):
-        mounts.enter(stage)
-    armed.add(Control.WORKTREE, Control.PROTECTED_PATHS)
-    if stage.memfd_noexec:
-        armed.add(Control.MEMFD_NOEXEC)
-    else:
-        armed.missing[Control.MEMFD_NOEXEC] = "needs Linux 6.3"
+    except OSError as error:
+        raise NotArmed(Control.ROOT, _reason(error), error.errno or 0) from error
 
 
 def control_of(step: object) -> Control:
@@ -245,19 +302,18 @@ def control_of(step: object) -> Control:
             return Control.ROOT
 
 
-def _become_init(handles: Handles) -> None:
+def _become_init(privileged: bool, needless: tuple[int, ...]) -> None:
     """Give up everything that PID 1 no longer needs: it is the agent's uid without a capability."""
     identity.drop_bounding_set()
-    identity.become_agent(handles.user_namespace >= 0)
+    identity.become_agent(privileged)
     syscalls.set_dumpable(False)
     syscalls.set_parent_death_signal(signal.SIGKILL)  # the change of uid cleared it
     syscalls.set_process_name("box-init")
-    for fd in handles.all():
-        if fd != handles.channel:
-            os.close(fd)
+    for fd in needless:
+        os.close(fd)
 
 
-def _fork_agent(box: BoxSpec, handles: Handles, armed: Armed) -> tuple[int, socket.socket]:
+def _fork_agent(box: BoxSpec, given: RunHandles, privileged: bool, armed: Armed) -> tuple[int, socket.socket]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
     pid = os.fork()
     if pid:
@@ -265,7 +321,7 @@ def _fork_agent(box: BoxSpec, handles: Handles, armed: Armed) -> tuple[int, sock
         return pid, ours
     try:
         ours.close()
-        _agent_stage(box, handles, armed, theirs)
+        _agent_stage(box, given, privileged, armed, theirs)
     except NotArmed as error:
         _report_failure(theirs, error)
     except NoProgram as error:
@@ -275,13 +331,14 @@ def _fork_agent(box: BoxSpec, handles: Handles, armed: Armed) -> tuple[int, sock
     os._exit(127)
 
 
-def _agent_stage(box: BoxSpec, handles: Handles, armed: Armed, to_init: socket.socket) -> None:
+def _agent_stage(
+    box: BoxSpec, given: RunHandles, privileged: bool, armed: Armed, to_init: socket.socket
+) -> None:
     """The process that becomes the agent: give everything up, report, wait for release, exec."""
-    privileged = handles.user_namespace >= 0
-    command = _read_command(handles.command)
+    command = _read_command(given.command)
     with armed.arming(Control.DESCRIPTORS):
         os.setsid()
-        for number, fd in enumerate((handles.stdin, handles.stdout, handles.stderr)):
+        for number, fd in enumerate((given.stdin, given.stdout, given.stderr)):
             os.dup2(fd, number)
         syscalls.close_from(3, (to_init.fileno(),))
     with armed.arming(Control.CAPABILITIES):
@@ -371,13 +428,11 @@ class _Reaper:
         stage: socket.socket,
         agent: int,
         passed: dict[str, int],
-        run_id: str,
     ) -> None:
         self.channel = channel
         self.stage: socket.socket | None = stage
         self.agent = agent
         self.passed = passed
-        self.run_id = run_id
 
     def run(self) -> int:
         wake_read, wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)

@@ -5,7 +5,6 @@ Never parses anything an agent wrote, never opens the network, and ends every bo
 
 from __future__ import annotations
 
-import array
 import errno
 import gc
 import json
@@ -18,22 +17,22 @@ from typing import Any
 
 from sandbox import attest, cgroups, init, syscalls
 from sandbox.identity import Identity, IdentityPool, write_map
-from sandbox.spec import AGENT_UID, BoxSpec, Control, SpecError, Worktree, decode
+from sandbox.spec import AGENT_UID, Base, BoxSpec, Control, SpecError, Worktree, decode, decode_box
 
-MAX_MESSAGE = 1 << 18
-_MAX_DESCRIPTORS = 8
+MAX_MESSAGE = init.MESSAGE_BYTES
 _REMOVE_PATIENCE_S = 2.0
 
 
 @dataclass(slots=True)
 class Box:
-    """A box of ours that has not been cleaned up yet."""
+    """A PID 1 of ours that has not been cleaned up yet: a blank until it is given a run."""
 
-    spec: BoxSpec
+    base_text: str
     pid: int
     pidfd: int
     group: cgroups.RunGroup
     identity: Identity | None
+    assignment: socket.socket
     reaped: bool = False
 
     def kill(self) -> None:
@@ -72,6 +71,8 @@ class Launcher:
         self.privileged = os.geteuid() == 0
         self.identities = IdentityPool()
         self.boxes: dict[str, Box] = {}
+        self.blank: Box | None = None
+        self._made = 0
         self.hierarchies: dict[str, cgroups.Hierarchies] = {}
         self.handlers: dict[str, Callable[[dict[str, Any], list[int]], tuple[dict[str, Any], list[int]]]] = {
             "hello": self.hello,
@@ -91,14 +92,12 @@ class Launcher:
             self.end_everything()
 
     def _one_message(self) -> bool:
-        raw, ancillary, _, _ = self.supervisor.recvmsg(
-            MAX_MESSAGE, socket.CMSG_SPACE(4 * _MAX_DESCRIPTORS), socket.MSG_CMSG_CLOEXEC
-        )
-        descriptors = _descriptors(ancillary)
+        raw, descriptors = init.receive(self.supervisor)
         if not raw:
             return False
         reply: dict[str, Any]
         passed: list[int] = []
+        request: dict[str, Any] = {}
         try:
             request = json.loads(raw)
             reply, passed = self.handlers[request["op"]](request, descriptors)
@@ -118,6 +117,8 @@ class Launcher:
             for fd in descriptors:
                 os.close(fd)
         init.send(self.supervisor, reply, tuple(passed))
+        if request.get("op") == "start" and reply["ok"]:
+            self._prepare_next(request["base"])
         return True
 
     def _where(self, key: str) -> cgroups.Hierarchies:
@@ -143,26 +144,91 @@ class Launcher:
         Descriptors: channel, stdin, stdout, stderr, command. Reply: pid, uid, its cgroups, and a
         pidfd of the box's init.
         """
-        spec = decode(BoxSpec, request["spec"])
+        base_text = request["base"]
+        box = self.blank if self.blank and self.blank.base_text == base_text else None
+        base = decode(Base, json.loads(base_text), "base")
+        spec = decode_box(request["spec"], base)
         if len(descriptors) != 5:
             raise Refused(f"start takes 5 descriptors, not {len(descriptors)}")
-        if spec.run_id in self.boxes or not spec.run_id.isalnum() or "/" in spec.group_name:
+        if spec.run_id in self.boxes or not spec.run_id.isalnum():
             raise Refused(f"run {spec.run_id!r} exists already or is no run id")
-        group = self._make_group(spec)
+        if box is None or box.reap():
+            self._drop_blank()
+            box = self._make_blank(base, base_text)
+        self.blank = None
+        try:
+            self._assign(box, spec, request["spec"], descriptors)
+            passed = [os.dup(box.pidfd)]
+        except BaseException:
+            self._end(box)
+            raise
+        self.boxes[spec.run_id] = box
+        reply = {
+            "pid": box.pid,
+            "uid": box.identity.uid if box.identity else os.geteuid(),
+            "cgroup_name": box.group.name,
+            "cgroup_v2": box.group.v2,
+            "cgroup_limits": box.group.limits,
+        }
+        return reply, passed
+
+    def _assign(self, box: Box, spec: BoxSpec, plain: dict[str, Any], descriptors: list[int]) -> None:
+        """Limits first, then the run: nothing of it exists before its group is bounded."""
+        try:
+            box.group.limit(spec.cgroup)
+        except OSError as error:
+            raise Refused(f"{error.strerror} ({error.filename})", "cgroup", error.errno or 0) from error
+        self._make_overlay_folders(spec, box.identity)
+        idmap = [box.identity.idmap(spec.owner_uid, spec.owner_gid)] if box.identity else []
+        with box.assignment:
+            init.send(box.assignment, plain, (*descriptors, *idmap))
+
+    def _make_overlay_folders(self, spec: BoxSpec, identity: Identity | None) -> None:
+        for step in spec.steps:
+            if isinstance(step, Worktree):
+                for folder in (step.upper, step.work):
+                    if folder is not None:
+                        os.mkdir(folder, 0o755)
+                        if identity:
+                            os.chown(folder, identity.uid, identity.uid, follow_symlinks=False)
+
+    # ------------------------------------------------------------ blanks
+
+    def _prepare_next(self, base_text: str) -> None:
+        """Make the next box's common part while this one is busy; a failure shows at the next start."""
+        if self.blank is not None:
+            return
+        try:
+            self.blank = self._make_blank(decode(Base, json.loads(base_text), "base"), base_text)
+        except (Refused, OSError):
+            return
+
+    def _drop_blank(self) -> None:
+        if self.blank is not None:
+            self._end(self.blank)
+            self.blank = None
+
+    def _end(self, box: Box) -> None:
+        box.assignment.close()
+        box.kill()
+        box.reap(block=True)
+        box.group.remove(_REMOVE_PATIENCE_S)
+        self._forget(box)
+
+    def _make_blank(self, base: Base, base_text: str) -> Box:
+        if "/" in base.group_prefix or not base.group_prefix:
+            raise Refused(f"{base.group_prefix!r} cannot begin the name of a group")
+        self._made += 1
+        group = self._make_group(base, f"{base.group_prefix}.{os.getpid()}-{self._made}")
         taken: Identity | None = None
         try:
             taken = self._take_identity()
-            agent_uid = taken.uid if taken else os.geteuid()
-            self._make_overlay_folders(spec, agent_uid)
-            pid, pidfd = self._fork(spec, descriptors, group, taken, agent_uid)
+            return self._fork(base, base_text, group, taken)
         except BaseException:
             group.remove(0.0)
             if taken:
                 self.identities.give_back(taken)
             raise
-        self.boxes[spec.run_id] = Box(spec, pid, pidfd, group, taken)
-        reply = {"pid": pid, "uid": agent_uid, "cgroup_v2": group.v2, "cgroup_limits": group.limits}
-        return reply, [pidfd]
 
     def _take_identity(self) -> Identity | None:
         if not self.privileged:
@@ -172,32 +238,15 @@ class Launcher:
         except OSError as error:
             raise Refused(str(error), str(Control.USER_NAMESPACE), error.errno or 0) from error
 
-    def _make_group(self, spec: BoxSpec) -> cgroups.RunGroup:
-        where = self._where(spec.namespace_key)
+    def _make_group(self, base: Base, name: str) -> cgroups.RunGroup:
         try:
-            return cgroups.create(where, spec.group_name, spec.cgroup)
+            return cgroups.create(self._where(base.namespace_key), name)
         except OSError as error:
-            if Control.CGROUP_KILL in spec.required or self.privileged:
+            if self.privileged:
                 raise Refused(f"{error.strerror} ({error.filename})", "cgroup", error.errno or 0) from error
-            return cgroups.RunGroup(spec.group_name, None, {})
+            return cgroups.RunGroup(name, None, {})
 
-    def _make_overlay_folders(self, spec: BoxSpec, agent_uid: int) -> None:
-        for step in spec.steps:
-            if isinstance(step, Worktree):
-                for folder in (step.upper, step.work):
-                    if folder is not None:
-                        os.mkdir(folder, 0o755)
-                        if self.privileged:
-                            os.chown(folder, agent_uid, agent_uid, follow_symlinks=False)
-
-    def _fork(
-        self,
-        spec: BoxSpec,
-        descriptors: list[int],
-        group: cgroups.RunGroup,
-        taken: Identity | None,
-        agent_uid: int,
-    ) -> tuple[int, int]:
+    def _fork(self, base: Base, base_text: str, group: cgroups.RunGroup, taken: Identity | None) -> Box:
         flags = (
             syscalls.CLONE_NEWNS
             | syscalls.CLONE_NEWPID
@@ -206,35 +255,27 @@ class Launcher:
             | syscalls.CLONE_NEWUTS
             | syscalls.CLONE_NEWTIME
         )
-        idmap = taken.idmap(spec.owner_uid, spec.owner_gid) if taken else -1
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         gate_read = gate_write = -1
         if taken is None:
             flags |= syscalls.CLONE_NEWUSER
             gate_read, gate_write = os.pipe2(os.O_CLOEXEC)
-        channel, stdin, stdout, stderr, command = descriptors
-        handles = init.Handles(
-            channel=channel,
-            stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
-            command=command,
-            gate=gate_read,
-            user_namespace=taken.user_namespace if taken else -1,
-            idmap=idmap,
-        )
         cgroup_fd = os.open(group.v2, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) if group.v2 else -1
+        handles = init.BlankHandles(theirs.fileno(), gate_read, taken.user_namespace if taken else -1)
         try:
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_MESSAGE * 2)
             pid, pidfd = syscalls.clone3(flags, cgroup_fd)
             if pid == 0:
-                init.run(spec, handles, group, agent_uid)
+                init.run(base, handles, group, taken.uid if taken else os.geteuid())
             if taken is None:
                 self._open_gate(pid, pidfd, gate_write)
-            return pid, pidfd
+            return Box(base_text, pid, pidfd, group, taken, ours)
         except OSError as error:
-            raise Refused(
-                f"{error.strerror} ({error.filename})", str(Control.USER_NAMESPACE), error.errno or 0
-            ) from error
+            ours.close()
+            control = str(Control.USER_NAMESPACE)
+            raise Refused(f"{error.strerror} ({error.filename})", control, error.errno or 0) from error
         finally:
+            theirs.close()
             for fd in (cgroup_fd, gate_read, gate_write):
                 if fd >= 0:
                     os.close(fd)
@@ -276,13 +317,13 @@ class Launcher:
         counters = box.group.counters()
         left = box.group.remove(_REMOVE_PATIENCE_S)
         self._forget(box)
+        del self.boxes[request["run_id"]]
         return {"dead": True, "members": 0, "counters": counters, "left": left}, []
 
     def _forget(self, box: Box) -> None:
         os.close(box.pidfd)
         if box.identity:
             self.identities.give_back(box.identity)
-        del self.boxes[box.spec.run_id]
 
     def sweep(self, request: dict[str, Any], _: list[int]) -> tuple[dict[str, Any], list[int]]:
         """End and remove groups of supervisors that are gone; keep names those that live."""
@@ -306,6 +347,7 @@ class Launcher:
 
     def end_everything(self) -> None:
         """The supervisor is gone: nothing it started may live on."""
+        self._drop_blank()
         for box in list(self.boxes.values()):
             box.kill()
         for box in list(self.boxes.values()):
@@ -335,14 +377,6 @@ def _kill_members(group: cgroups.RunGroup, members: list[int]) -> None:
 
 def _name(number: int) -> str:
     return errno.errorcode.get(number, "")
-
-
-def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
-    found = array.array("i")
-    for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            found.frombytes(data[: len(data) - len(data) % found.itemsize])
-    return list(found)
 
 
 def main() -> None:

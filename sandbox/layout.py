@@ -23,6 +23,7 @@ from sandbox.spec import (
     Worktree,
 )
 
+HOSTNAME = "box"
 HOME = "/home/agent"
 LOG_FOLDER = "/run/agent"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -60,20 +61,19 @@ _NSSWITCH = "passwd: files\ngroup: files\nhosts: files\nservices: files\nprotoco
 
 @dataclass(frozen=True, slots=True)
 class Rooms:
-    """What differs from run to run. Sizes in bytes; read lists further read-only host paths."""
+    """What profiles decide. Sizes in bytes; read lists further read-only host paths."""
 
-    hostname: str
     read: tuple[str, ...]
     tmp_bytes: int
     log_bytes: int
     worktree: Worktree
 
 
-def steps(rooms: Rooms, inside_worktree: tuple[MountStep, ...]) -> tuple[MountStep, ...]:
-    """All mount steps of a box, in their order: the system, private folders, the worktree."""
+def base_steps(rooms: Rooms) -> tuple[MountStep, ...]:
+    """The steps before the worktree's: the system and private folders, alike for all runs of a profile."""
     return (
         *_system(),
-        *_etc(rooms.hostname),
+        *_etc(),
         *(Bind(source=path, target=path) for path in rooms.read if not _below(path, "/usr")),
         Devices(target="/dev", nodes=_NODES, shm_bytes=rooms.tmp_bytes),
         Proc(target="/proc", masked=_MASKED),
@@ -87,8 +87,6 @@ def steps(rooms: Rooms, inside_worktree: tuple[MountStep, ...]) -> tuple[MountSt
             owned_by_agent=True,
         ),
         LogFolder(target=LOG_FOLDER, size_bytes=rooms.log_bytes),
-        rooms.worktree,
-        *inside_worktree,
     )
 
 
@@ -107,15 +105,15 @@ def _system() -> list[MountStep]:
     return made
 
 
-def _etc(hostname: str) -> list[MountStep]:
+def _etc() -> list[MountStep]:
     """Made from nothing, but for files that hold no secret and that programs cannot do without."""
-    hosts = f"127.0.0.1 localhost {hostname}\n::1 localhost ip6-localhost\n"
+    hosts = f"127.0.0.1 localhost {HOSTNAME}\n::1 localhost ip6-localhost\n"
     made: list[MountStep] = [
         TextFile(target="/etc/passwd", text=_PASSWD),
         TextFile(target="/etc/group", text=_GROUP),
         TextFile(target="/etc/nsswitch.conf", text=_NSSWITCH),
         TextFile(target="/etc/hosts", text=hosts),
-        TextFile(target="/etc/hostname", text=f"{hostname}\n"),
+        TextFile(target="/etc/hostname", text=f"{HOSTNAME}\n"),
         TextFile(target="/etc/resolv.conf", text=""),
     ]
     made += [Bind(source=path, target=path, executable=False) for path in _FROM_ETC if os.path.exists(path)]

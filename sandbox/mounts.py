@@ -35,19 +35,16 @@ _DEVICE_LINKS = {
 class Stage:
     """What the steps share: the uid outside that stands for the agent, and how files are mapped.
 
-    idmap_fd: a user namespace that maps the worktree owner to that uid, or -1 without root.
-    log_folder_fd is set by the LogFolder step.
+    privileged: made by root, so that files can be mapped to that uid. idmap_fd: a user namespace
+    that maps the worktree's owner to it. log_folder_fd is set by the LogFolder step.
     """
 
     agent_uid: int
-    idmap_fd: int
+    privileged: bool
+    idmap_fd: int = -1
     root_fd: int = -1
     log_folder_fd: int = -1
     memfd_noexec: bool = False
-
-    @property
-    def privileged(self) -> bool:
-        return self.idmap_fd >= 0
 
     def path(self, target: str) -> str:
         return _STAGING + target
@@ -77,12 +74,17 @@ class StepFailed(Exception):
         self.cause = cause
 
 
-def build(steps: tuple[spec.MountStep, ...], stage: Stage) -> None:
-    """Make the new root and carry out the steps; enter() then makes it the root."""
+def begin(stage: Stage, steps: tuple[spec.MountStep, ...]) -> None:
+    """Make the new root and carry out the first steps; enter() later makes it the root."""
     syscalls.mount_setattr(syscalls.AT_FDCWD, "/", propagation=syscalls.MS_PRIVATE, recursive=True)
     root = syscalls.new_mount("tmpfs", {"size": "1m", "nr_inodes": "512", "mode": "755"}, _QUIET)
     stage.root_fd = root
     syscalls.move_mount(root, syscalls.AT_FDCWD, _STAGING)
+    carry_out(stage, steps)
+
+
+def carry_out(stage: Stage, steps: tuple[spec.MountStep, ...]) -> None:
+    """Each step in its order. Raises StepFailed naming the one that could not be done."""
     for step in steps:
         try:
             _EXECUTE[type(step)](step, stage)

@@ -298,19 +298,30 @@ class Landlock:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BoxSpec:
-    """All the launcher needs to know. Arguments, environment and secrets are not here.
+class Base:
+    """What many boxes have in common, so that one can be prepared before it is asked for.
 
-    namespace_key and group_name: where its cgroups are made and what they are called; a name is
-    "<supervisor>.<run>", so that a later supervisor can tell whose is whose. owner_uid, owner_gid:
-    who owns the worktree on disk. seccomp: base64 of struct sock_filter
-    entries. gateway_port: a listener on the box's loopback, 0 for none. required: names of Control.
+    namespace_key: the folder its cgroups are made in. group_prefix: what their names begin with, the
+    supervisor's id, so that a later supervisor can tell whose is whose.
+    """
+
+    namespace_key: str
+    group_prefix: str
+    hostname: str
+    steps: tuple[MountStep, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoxSpec:
+    """All the launcher needs to know of one run. Arguments, environment and secrets are not here.
+
+    steps come after those of base. owner_uid, owner_gid: who owns the worktree on disk. seccomp:
+    base64 of struct sock_filter entries. gateway_port: a listener on the box's loopback, 0 for none.
+    required: names of Control.
     """
 
     run_id: str
-    namespace_key: str
-    group_name: str
-    hostname: str
+    base: Base
     owner_uid: int
     owner_gid: int
     workdir: str
@@ -325,6 +336,18 @@ class BoxSpec:
 
 class SpecError(ValueError):
     """A message on the launcher's socket does not have the shape it must have."""
+
+
+def decode_box(value: Any, base: Base) -> BoxSpec:
+    """A run's part of the message, put on a base that is known already. Raises SpecError."""
+    if not isinstance(value, dict) or value.get("base", base) is not None:
+        raise SpecError("box.base is sent beside the box, not in it")
+    hints = {name: kind for name, kind in _hints(BoxSpec).items() if name != "base"}
+    rest = {name: item for name, item in value.items() if name != "base"}
+    try:
+        return BoxSpec(base=base, **_decode_fields(hints, rest, "box"))
+    except TypeError as error:
+        raise SpecError(f"box: {error}") from None
 
 
 _STEP_KINDS: dict[str, type] = {kind.__name__: kind for kind in get_args(MountStep)}
@@ -388,16 +411,24 @@ def _decode_union(options: tuple[Any, ...], value: Any, where: str) -> Any:
 _HINTS: dict[type, dict[str, Any]] = {}
 
 
-def _decode_struct(kind: Any, value: Any, where: str) -> Any:
-    if not isinstance(value, dict):
-        raise SpecError(f"{where} is not an object")
-    hints = _HINTS.get(kind)
-    if hints is None:
-        hints = _HINTS[kind] = get_type_hints(kind)
+def _hints(kind: type) -> dict[str, Any]:
+    known = _HINTS.get(kind)
+    if known is None:
+        known = _HINTS[kind] = get_type_hints(kind)
+    return known
+
+
+def _decode_fields(hints: dict[str, Any], value: dict[str, Any], where: str) -> dict[str, Any]:
     unknown = value.keys() - hints.keys()
     if unknown:
         raise SpecError(f"{where} has unknown keys {sorted(unknown)}")
-    decoded = {name: _decode(hints[name], item, f"{where}.{name}") for name, item in value.items()}
+    return {name: _decode(hints[name], item, f"{where}.{name}") for name, item in value.items()}
+
+
+def _decode_struct(kind: Any, value: Any, where: str) -> Any:
+    if not isinstance(value, dict):
+        raise SpecError(f"{where} is not an object")
+    decoded = _decode_fields(_hints(kind), value, where)
     try:
         return kind(**decoded)
     except TypeError as error:

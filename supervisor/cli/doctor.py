@@ -133,7 +133,6 @@ async def _try_box(folder: str) -> tuple[list[str], dict[str, str], dict[str, An
                 inspect(f"{folder}/tree"),
                 launcher.capabilities,
                 run_id="DOCTOR",
-                ticket="doctor",
                 namespace_key="doctor",
                 worker_id=f"doctor{os.getpid()}",
                 overlay_folder=f"{folder}/overlay",

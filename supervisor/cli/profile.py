@@ -85,11 +85,10 @@ def _print_plan(reference: str, worktree: str) -> None:
         inspect(worktree),
         host,
         run_id="RUN",
-        ticket="TICKET",
         namespace_key="STATE",
         worker_id="SUPERVISOR",
         overlay_folder=overlay,
     )
     output.say()
-    for number, step in enumerate(made.spec.steps, start=1):
+    for number, step in enumerate((*made.spec.base.steps, *made.spec.steps), start=1):
         output.say(f"{number:>3}  {output.visible(step.describe(), always=True)}")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import os
-import re
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from sandbox.client import Capabilities
 from sandbox.spec import (
     ALWAYS_REQUIRED,
     CONTROL_GROUPS,
+    Base,
     BoxSpec,
     CgroupLimits,
     Control,
@@ -53,7 +53,6 @@ def plan(
     host: Capabilities,
     *,
     run_id: str,
-    ticket: str,
     namespace_key: str,
     worker_id: str,
     overlay_folder: str | None,
@@ -69,7 +68,6 @@ def plan(
         executable=profile.files.executable,
     )
     rooms = layout.Rooms(
-        hostname=_hostname(ticket),
         read=tuple(profile.files.read),
         tmp_bytes=profile.limits.tmp_bytes,
         log_bytes=profile.log.folder_bytes,
@@ -82,13 +80,16 @@ def plan(
     limits = profile.limits
     spec = BoxSpec(
         run_id=run_id,
-        namespace_key=namespace_key,
-        group_name=f"{worker_id}.{run_id}",
-        hostname=rooms.hostname,
+        base=Base(
+            namespace_key=namespace_key,
+            group_prefix=worker_id,
+            hostname=layout.HOSTNAME,
+            steps=layout.base_steps(rooms),
+        ),
         owner_uid=tree.owner_uid,
         owner_gid=tree.owner_gid,
         workdir=tree.root,
-        steps=layout.steps(rooms, tuple(inside)),
+        steps=(worktree, *inside),
         cgroup=CgroupLimits(memory_bytes=limits.memory_bytes, pids=limits.pids, cpu_cores=limits.cpu_cores),
         resource_limits=_resource_limits(limits),
         seccomp=program,
@@ -97,11 +98,6 @@ def plan(
         required=tuple(sorted(required)),
     )
     return BoxPlan(spec, sha256)
-
-
-def _hostname(ticket: str) -> str:
-    name = re.sub(r"[^a-z0-9]+", "-", ticket.lower()).strip("-")
-    return f"box-{name}"[:60].rstrip("-")
 
 
 def _seccomp(required: bool) -> tuple[str, str]:

@@ -190,7 +190,6 @@ class LiveRun:
             self.order.tree,
             self.around.launcher.capabilities,
             run_id=self.run.run_id,
-            ticket=self.order.ticket,
             namespace_key=self.around.paths.namespace_key,
             worker_id=self.around.worker_id,
             overlay_folder=self.run.overlay or None,

@@ -248,10 +248,10 @@ unprotected = without_steps("Pin", "Protect", "Hide", "Unlock")
 class Lab:
     """One event loop, a launcher for each way of breaking one, and a folder for overlays."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path | None = None) -> None:
         self.loop = asyncio.new_event_loop()
         self.key = f"lab{os.getpid()}"
-        self.folder = scratch_folder()
+        self.folder = folder or scratch_folder()
         self._clients: dict[str, LauncherClient] = {}
 
     def close(self) -> None:

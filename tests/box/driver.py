@@ -51,10 +51,13 @@ async def main(lab: Lab, tree: Path, boxes: int, armed_only: bool) -> None:
             uids.append(box.uid)
             groups += box.group.folders
         facts = {"launcher": client.pid, "key": client.namespace_key, "uids": uids, "groups": groups}
-        print(json.dumps(facts | {"folder": str(lab.folder)}), flush=True)
+        print(json.dumps(facts), flush=True)
         while True:
             signal.pause()
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Lab(), Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "armed"))
+    tree = Path(sys.argv[1])
+    overlays = tree.parent / f"overlays-{os.getpid()}"
+    overlays.mkdir()
+    asyncio.run(main(Lab(overlays), tree, int(sys.argv[2]), sys.argv[3] == "armed"))

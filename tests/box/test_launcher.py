@@ -43,7 +43,8 @@ def loaded(key: str) -> set[str]:
     boot = """
 import sys; sys.path.insert(0, sys.argv[1])
 from sandbox import launcher
-launcher.Launcher.end_everything = lambda self: print(*sorted(sys.modules))
+end = launcher.Launcher.end_everything
+launcher.Launcher.end_everything = lambda self: print(*sorted(sys.modules), end(self) or "")
 launcher.main()
 """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
