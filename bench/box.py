@@ -13,11 +13,12 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
-from bench import place, report, starting
+from bench import killing, place, report, starting
 from bench.report import Row
 
 _MEASURES: dict[str, Callable[[bool], list[Row]]] = {
     "start": starting.measure,
+    "kill": killing.measure,
 }
 
 

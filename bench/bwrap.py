@@ -41,7 +41,8 @@ def command(
     hidden.touch(mode=0o000)
     made = Command([PROGRAM, *_FLAGS, "--uid", str(spec.AGENT_UID), "--gid", str(spec.AGENT_UID)], [])
     base: Any = getattr(box, "base", None)
-    made.argv += ["--hostname", (base or box).hostname]
+    hostname: Any = getattr(base or box, "hostname")  # noqa: B009
+    made.argv += ["--hostname", hostname]
     for name, value in environment.items():
         made.argv += ["--setenv", name, value]
     tree = ""
