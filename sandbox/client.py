@@ -20,7 +20,8 @@ from typing import Any
 
 from sandbox.cgroups import RunGroup
 from sandbox.launcher import MAX_MESSAGE
-from sandbox.spec import Base, BoxSpec, encode, to_json
+from sandbox.spec import Base, BoxSpec
+from sandbox.wire import encode, to_json
 
 _PACKAGE_PARENT = str(Path(__file__).resolve().parent.parent)
 _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from sandbox.launcher import main; main()"

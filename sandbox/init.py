@@ -21,7 +21,8 @@ from typing import Any, NoReturn
 
 from sandbox import identity, landlock, mounts, network, syscalls
 from sandbox.cgroups import RunGroup
-from sandbox.spec import ALWAYS_REQUIRED, Base, BoxSpec, Control, decode_box
+from sandbox.spec import ALWAYS_REQUIRED, Base, BoxSpec, Control
+from sandbox.wire import decode_box
 
 MESSAGE_BYTES = 1 << 18
 MAX_DESCRIPTORS = 8
@@ -131,7 +132,7 @@ def send(channel: socket.socket, message: dict[str, Any], descriptors: tuple[int
     channel.sendmsg([json.dumps(message, separators=(",", ":")).encode()], ancillary)
 
 
-def run(base: Base, handles: BlankHandles, group: RunGroup, agent_uid: int) -> NoReturn:
+def run(base: Base, handles: BlankHandles, group: RunGroup, agent_uid: int, template: str) -> NoReturn:
     """PID 1 of a box: prepare what all boxes have in common, wait for a run, arm the rest, be init.
 
     Never returns; every failure is reported on the run's channel by name.
@@ -140,7 +141,8 @@ def run(base: Base, handles: BlankHandles, group: RunGroup, agent_uid: int) -> N
     try:
         syscalls.set_parent_death_signal(signal.SIGKILL)
         syscalls.close_from(3, handles.present())
-        armed, failure, stage = Armed(), None, mounts.Stage(agent_uid, handles.user_namespace >= 0)
+        stage = mounts.Stage(agent_uid, handles.user_namespace >= 0, template=template)
+        armed, failure = Armed(), None
         try:
             _arm_blank(base, handles, group, stage, armed)
         except NotArmed as error:

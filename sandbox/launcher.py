@@ -17,7 +17,9 @@ from typing import Any
 
 from sandbox import attest, cgroups, init, syscalls
 from sandbox.identity import Identity, IdentityPool, write_map
-from sandbox.spec import AGENT_UID, Base, BoxSpec, Control, SpecError, Worktree, decode, decode_box
+from sandbox.spec import AGENT_UID, Base, CgroupLimits, Control, Worktree
+from sandbox.template import Template
+from sandbox.wire import SpecError, decode, prepare
 
 MAX_MESSAGE = init.MESSAGE_BYTES
 _REMOVE_PATIENCE_S = 2.0
@@ -72,6 +74,8 @@ class Launcher:
         self.identities = IdentityPool()
         self.boxes: dict[str, Box] = {}
         self.blank: Box | None = None
+        self.template = Template() if self.privileged else None
+        self._known_base: tuple[str, Base] | None = None
         self._made = 0
         self.hierarchies: dict[str, cgroups.Hierarchies] = {}
         self.handlers: dict[str, Callable[[dict[str, Any], list[int]], tuple[dict[str, Any], list[int]]]] = {
@@ -146,23 +150,22 @@ class Launcher:
         """
         base_text = request["base"]
         box = self.blank if self.blank and self.blank.base_text == base_text else None
-        base = decode(Base, json.loads(base_text), "base")
-        spec = decode_box(request["spec"], base)
+        run_id = decode(str, request["spec"]["run_id"], "box.run_id")
         if len(descriptors) != 5:
             raise Refused(f"start takes 5 descriptors, not {len(descriptors)}")
-        if spec.run_id in self.boxes or not spec.run_id.isalnum():
-            raise Refused(f"run {spec.run_id!r} exists already or is no run id")
-        if box is None or box.reap():
+        if run_id in self.boxes or not run_id.isalnum():
+            raise Refused(f"run {run_id!r} exists already or is no run id")
+        if box is None or box.reap() or (self.template and self.template.is_stale()):
             self._drop_blank()
-            box = self._make_blank(base, base_text)
+            box = self._make_blank(base_text)
         self.blank = None
         try:
-            self._assign(box, spec, request["spec"], descriptors)
+            self._assign(box, request["spec"], descriptors)
             passed = [os.dup(box.pidfd)]
         except BaseException:
             self._end(box)
             raise
-        self.boxes[spec.run_id] = box
+        self.boxes[run_id] = box
         reply = {
             "pid": box.pid,
             "uid": box.identity.uid if box.identity else os.geteuid(),
@@ -172,20 +175,25 @@ class Launcher:
         }
         return reply, passed
 
-    def _assign(self, box: Box, spec: BoxSpec, plain: dict[str, Any], descriptors: list[int]) -> None:
-        """Limits first, then the run: nothing of it exists before its group is bounded."""
+    def _assign(self, box: Box, plain: dict[str, Any], descriptors: list[int]) -> None:
+        """Limits first, then the run: nothing of it exists before its group is bounded.
+
+        Only what the launcher itself needs is decoded here; the box decodes all of it, strictly.
+        """
         try:
-            box.group.limit(spec.cgroup)
+            box.group.limit(decode(CgroupLimits, plain["cgroup"], "box.cgroup"))
         except OSError as error:
             raise Refused(f"{error.strerror} ({error.filename})", "cgroup", error.errno or 0) from error
-        self._make_overlay_folders(spec, box.identity)
-        idmap = [box.identity.idmap(spec.owner_uid, spec.owner_gid)] if box.identity else []
+        self._make_overlay_folders(plain["steps"], box.identity)
+        owner = (decode(int, plain["owner_uid"]), decode(int, plain["owner_gid"]))
+        idmap = [box.identity.idmap(*owner)] if box.identity else []
         with box.assignment:
             init.send(box.assignment, plain, (*descriptors, *idmap))
 
-    def _make_overlay_folders(self, spec: BoxSpec, identity: Identity | None) -> None:
-        for step in spec.steps:
-            if isinstance(step, Worktree):
+    def _make_overlay_folders(self, steps: list[dict[str, Any]], identity: Identity | None) -> None:
+        for plain in steps:
+            if plain.get("step") == "Worktree":
+                step = decode(Worktree, {k: v for k, v in plain.items() if k != "step"}, "box.steps")
                 for folder in (step.upper, step.work):
                     if folder is not None:
                         os.mkdir(folder, 0o755)
@@ -199,7 +207,7 @@ class Launcher:
         if self.blank is not None:
             return
         try:
-            self.blank = self._make_blank(decode(Base, json.loads(base_text), "base"), base_text)
+            self.blank = self._make_blank(base_text)
         except (Refused, OSError):
             return
 
@@ -215,7 +223,13 @@ class Launcher:
         box.group.remove(_REMOVE_PATIENCE_S)
         self._forget(box)
 
-    def _make_blank(self, base: Base, base_text: str) -> Box:
+    def _base(self, text: str) -> Base:
+        if self._known_base is None or self._known_base[0] != text:
+            self._known_base = (text, decode(Base, json.loads(text), "base"))
+        return self._known_base[1]
+
+    def _make_blank(self, base_text: str) -> Box:
+        base = self._base(base_text)
         if "/" in base.group_prefix or not base.group_prefix:
             raise Refused(f"{base.group_prefix!r} cannot begin the name of a group")
         self._made += 1
@@ -255,6 +269,7 @@ class Launcher:
             | syscalls.CLONE_NEWUTS
             | syscalls.CLONE_NEWTIME
         )
+        template = self.template.place_for(base, base_text) if self.template else ""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         gate_read = gate_write = -1
         if taken is None:
@@ -266,7 +281,7 @@ class Launcher:
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_MESSAGE * 2)
             pid, pidfd = syscalls.clone3(flags, cgroup_fd)
             if pid == 0:
-                init.run(base, handles, group, taken.uid if taken else os.geteuid())
+                init.run(base, handles, group, taken.uid if taken else os.geteuid(), template)
             if taken is None:
                 self._open_gate(pid, pidfd, gate_write)
             return Box(base_text, pid, pidfd, group, taken, ours)
@@ -388,6 +403,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # A Ctrl-C in the terminal is for the supervisor, which then ends the boxes through us.
         signal.signal(number, signal.SIG_IGN)
+    prepare()
     gc.collect()
     gc.freeze()
     gc.disable()

@@ -13,12 +13,14 @@ from sandbox.spec import (
     AGENT_UID,
     Bind,
     Devices,
+    Etc,
+    EtcFile,
     Landlock,
     LogFolder,
     MountStep,
     Proc,
     Symlink,
-    TextFile,
+    Terminals,
     Tmpfs,
     Worktree,
 )
@@ -30,12 +32,12 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 _MERGED = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _FROM_ETC = (
-    "/etc/alternatives",
-    "/etc/ld.so.cache",
-    "/etc/mime.types",
-    "/etc/protocols",
-    "/etc/services",
-    "/etc/ssl/openssl.cnf",
+    "alternatives",
+    "ld.so.cache",
+    "mime.types",
+    "protocols",
+    "services",
+    "ssl/openssl.cnf",
 )
 _CA_FILES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem")
 _NODES = ("null", "zero", "full", "random", "urandom", "tty")
@@ -50,6 +52,7 @@ _MASKED = (
     "config.gz",
 )
 _TMP_INODES = 400_000
+_SHM_INODES = 4096
 
 _PASSWD = f"""root:x:0:0:root:/nonexistent:/usr/sbin/nologin
 agent:x:{AGENT_UID}:{AGENT_UID}:agent:{HOME}:/bin/sh
@@ -73,9 +76,11 @@ def base_steps(rooms: Rooms) -> tuple[MountStep, ...]:
     """The steps before the worktree's: the system and private folders, alike for all runs of a profile."""
     return (
         *_system(),
-        *_etc(),
+        _etc(),
         *(Bind(source=path, target=path) for path in rooms.read if not _below(path, "/usr")),
-        Devices(target="/dev", nodes=_NODES, shm_bytes=rooms.tmp_bytes),
+        Devices(target="/dev", nodes=_NODES),
+        Terminals(target="/dev/pts"),
+        Tmpfs(target="/dev/shm", size_bytes=rooms.tmp_bytes, inodes=_SHM_INODES, mode=0o1777),
         Proc(target="/proc", masked=_MASKED),
         Tmpfs(target="/tmp", size_bytes=rooms.tmp_bytes, inodes=_TMP_INODES, mode=0o1777),
         Tmpfs(target="/var/tmp", size_bytes=rooms.tmp_bytes, inodes=_TMP_INODES, mode=0o1777),
@@ -105,27 +110,26 @@ def _system() -> list[MountStep]:
     return made
 
 
-def _etc() -> list[MountStep]:
+def _etc() -> Etc:
     """Made from nothing, but for files that hold no secret and that programs cannot do without."""
-    hosts = f"127.0.0.1 localhost {HOSTNAME}\n::1 localhost ip6-localhost\n"
-    made: list[MountStep] = [
-        TextFile(target="/etc/passwd", text=_PASSWD),
-        TextFile(target="/etc/group", text=_GROUP),
-        TextFile(target="/etc/nsswitch.conf", text=_NSSWITCH),
-        TextFile(target="/etc/hosts", text=hosts),
-        TextFile(target="/etc/hostname", text=f"{HOSTNAME}\n"),
-        TextFile(target="/etc/resolv.conf", text=""),
+    texts = {
+        "passwd": _PASSWD,
+        "group": _GROUP,
+        "nsswitch.conf": _NSSWITCH,
+        "hosts": f"127.0.0.1 localhost {HOSTNAME}\n::1 localhost ip6-localhost\n",
+        "hostname": f"{HOSTNAME}\n",
+        "resolv.conf": "",
+    }
+    sources = {name: f"/etc/{name}" for name in _FROM_ETC}
+    sources["localtime"] = "/etc/localtime"
+    sources["ssl/certs/ca-certificates.crt"] = next(filter(os.path.exists, _CA_FILES), "")
+    files = [EtcFile(name=name, text=text) for name, text in texts.items()]
+    files += [
+        EtcFile(name=name, source=os.path.realpath(source))
+        for name, source in sources.items()
+        if os.path.exists(source)
     ]
-    made += [Bind(source=path, target=path, executable=False) for path in _FROM_ETC if os.path.exists(path)]
-    if os.path.exists("/etc/localtime"):
-        made.append(
-            Bind(source=os.path.realpath("/etc/localtime"), target="/etc/localtime", executable=False)
-        )
-    certificates = next((path for path in _CA_FILES if os.path.exists(path)), None)
-    if certificates:
-        source = os.path.realpath(certificates)
-        made.append(Bind(source=source, target="/etc/ssl/certs/ca-certificates.crt", executable=False))
-    return made
+    return Etc(target="/etc", files=tuple(files))
 
 
 def landlock_rules(abi: int, rooms: Rooms) -> Landlock | None:

@@ -14,10 +14,11 @@ from typing import Any
 
 from sandbox import spec, syscalls
 
-_STAGING = "/proc"
-"""A folder that exists everywhere and below which no worktree, overlay or system folder lies.
+STAGING = "/proc/bus"
+TEMPLATE = "/proc/fs"
+"""Folders that exist everywhere and below which no worktree, overlay or system folder lies.
 
-The new root covers it while it is built, in the box's mount namespace only."""
+A new root and a template cover them, in the box's or the launcher's own mount namespace only."""
 
 _QUIET = syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NODEV
 _BENEATH = syscalls.RESOLVE_BENEATH | syscalls.RESOLVE_NO_SYMLINKS | syscalls.RESOLVE_NO_MAGICLINKS
@@ -36,18 +37,21 @@ class Stage:
     """What the steps share: the uid outside that stands for the agent, and how files are mapped.
 
     privileged: made by root, so that files can be mapped to that uid. idmap_fd: a user namespace
-    that maps the worktree's owner to it. log_folder_fd is set by the LogFolder step.
+    that maps the worktree's owner to it. template: where shared steps have been done already, if
+    anywhere. log_folder_fd is set by the LogFolder step.
     """
 
     agent_uid: int
     privileged: bool
+    staging: str = STAGING
+    template: str = ""
     idmap_fd: int = -1
     root_fd: int = -1
     log_folder_fd: int = -1
     memfd_noexec: bool = False
 
     def path(self, target: str) -> str:
-        return _STAGING + target
+        return self.staging + target
 
     def open(self, target: str, flags: int = 0) -> int:
         """A path descriptor in the new root, no symlink followed anywhere on the way."""
@@ -79,7 +83,7 @@ def begin(stage: Stage, steps: tuple[spec.MountStep, ...]) -> None:
     syscalls.mount_setattr(syscalls.AT_FDCWD, "/", propagation=syscalls.MS_PRIVATE, recursive=True)
     root = syscalls.new_mount("tmpfs", {"size": "1m", "nr_inodes": "512", "mode": "755"}, _QUIET)
     stage.root_fd = root
-    syscalls.move_mount(root, syscalls.AT_FDCWD, _STAGING)
+    syscalls.move_mount(root, syscalls.AT_FDCWD, stage.staging)
     carry_out(stage, steps)
 
 
@@ -87,7 +91,10 @@ def carry_out(stage: Stage, steps: tuple[spec.MountStep, ...]) -> None:
     """Each step in its order. Raises StepFailed naming the one that could not be done."""
     for step in steps:
         try:
-            _EXECUTE[type(step)](step, stage)
+            if stage.template and isinstance(step, SHARED):
+                _from_template(step, stage)
+            else:
+                _EXECUTE[type(step)](step, stage)
         except OSError as error:
             raise StepFailed(step, error) from error
 
@@ -162,11 +169,6 @@ def _symlink(step: spec.Symlink, stage: Stage) -> None:
     os.symlink(step.to, stage.path(step.target))
 
 
-def _text_file(step: spec.TextFile, stage: Stage) -> None:
-    _folders_to(os.path.dirname(step.target), stage)
-    _make_file(stage.path(step.target), step.text)
-
-
 def _bind(step: spec.Bind, stage: Stage) -> None:
     try:
         mount = syscalls.open_tree(
@@ -190,12 +192,41 @@ def _bind(step: spec.Bind, stage: Stage) -> None:
         )
     else:
         syscalls.mount_setattr(mount, "", set_bits=attributes, recursive=True)
-    if stat.S_ISDIR(os.fstat(mount).st_mode):
-        _folders_to(step.target, stage)
-    else:
-        _folders_to(os.path.dirname(step.target), stage)
-        _make_file(stage.path(step.target))
+    _make_room(mount, step.target, stage)
     stage.attach(mount, step.target)
+
+
+def _make_room(mount: int, target: str, stage: Stage) -> None:
+    """Something to mount on, of the kind that is mounted."""
+    if stat.S_ISDIR(os.fstat(mount).st_mode):
+        _folders_to(target, stage)
+    else:
+        _folders_to(os.path.dirname(target), stage)
+        _make_file(stage.path(target))
+
+
+SHARED = (spec.Bind, spec.Etc, spec.Devices)
+"""Steps whose mounts are read-only and alike for all boxes of a base: made once, then cloned."""
+
+
+def _from_template(step: spec.Bind | spec.Etc | spec.Devices, stage: Stage) -> None:
+    flags = syscalls.OPEN_TREE_CLONE | syscalls.OPEN_TREE_CLOEXEC | syscalls.AT_RECURSIVE
+    mount = syscalls.open_tree(syscalls.AT_FDCWD, stage.template + step.target, flags)
+    _make_room(mount, step.target, stage)
+    stage.attach(mount, step.target)
+
+
+def _etc(step: spec.Etc, stage: Stage) -> None:
+    folder = step.target
+    _folders_to(folder, stage)
+    stage.attach(_tmpfs_mount(262144, 256, 0o755), folder)
+    for file in step.files:
+        target = f"{folder}/{file.name}"
+        if file.source:
+            _bind(spec.Bind(source=file.source, target=target, executable=False), stage)
+        else:
+            _make_file(stage.path(target), file.text)
+    _remount_read_only(folder, stage)
 
 
 def _devices(step: spec.Devices, stage: Stage) -> None:
@@ -212,15 +243,14 @@ def _devices(step: spec.Devices, stage: Stage) -> None:
     for name, to in _DEVICE_LINKS.items():
         os.symlink(to, stage.path(f"{folder}/{name}"))
     os.mkdir(stage.path(f"{folder}/pts"))
-    pts = syscalls.new_mount(
-        "devpts",
-        {"ptmxmode": "0666", "mode": "0620"},
-        syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NOEXEC,
-    )
-    stage.attach(pts, f"{folder}/pts")
     os.mkdir(stage.path(f"{folder}/shm"))
-    stage.attach(_tmpfs_mount(step.shm_bytes, 4096, 0o1777), f"{folder}/shm")
-    _remount_read_only(f"{folder}", stage)
+    _remount_read_only(folder, stage)
+
+
+def _terminals(step: spec.Terminals, stage: Stage) -> None:
+    quiet = syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NOEXEC
+    pts = syscalls.new_mount("devpts", {"ptmxmode": "0666", "mode": "0620"}, quiet)
+    stage.attach(pts, step.target)
 
 
 def _proc(step: spec.Proc, stage: Stage) -> None:
@@ -331,32 +361,30 @@ def _overlay(lower: str, upper: str, work: str, stage: Stage, attributes: int) -
     return syscalls.new_mount("overlay", options, attributes)
 
 
-def _clone_here(target: str, stage: Stage) -> int:
-    """A detached clone of what is at target in the new root, with what is mounted below it."""
+def _bind_onto_itself(target: str, stage: Stage, *, set_bits: int = 0, clear_bits: int = 0) -> None:
+    """A mount of what is at target on top of it, with what is mounted below; the path is walked once."""
     where = stage.open(target)
+    flags = syscalls.OPEN_TREE_CLONE | syscalls.OPEN_TREE_CLOEXEC | syscalls.AT_EMPTY_PATH
     try:
-        return syscalls.open_tree(
-            where,
-            "",
-            syscalls.OPEN_TREE_CLONE
-            | syscalls.OPEN_TREE_CLOEXEC
-            | syscalls.AT_EMPTY_PATH
-            | syscalls.AT_RECURSIVE,
-        )
+        mount = syscalls.open_tree(where, "", flags | syscalls.AT_RECURSIVE)
+        try:
+            if set_bits or clear_bits:
+                syscalls.mount_setattr(mount, "", set_bits=set_bits, clear_bits=clear_bits, recursive=True)
+            syscalls.move_mount(mount, where, "")
+        finally:
+            os.close(mount)
     finally:
         os.close(where)
 
 
 def _pin(step: spec.Pin, stage: Stage) -> None:
-    stage.attach(_clone_here(step.target, stage), step.target)
+    _bind_onto_itself(step.target, stage)
 
 
 def _protect(step: spec.Protect, stage: Stage) -> None:
     if step.placeholder is not None:
         _placeholder(step, stage)
-    mount = _clone_here(step.target, stage)
-    syscalls.mount_setattr(mount, "", set_bits=syscalls.MOUNT_ATTR_RDONLY, recursive=True)
-    stage.attach(mount, step.target)
+    _bind_onto_itself(step.target, stage, set_bits=syscalls.MOUNT_ATTR_RDONLY)
 
 
 def _placeholder(step: spec.Protect, stage: Stage) -> None:
@@ -388,9 +416,7 @@ def _remove_symlink(name: str, folder: int) -> None:
 
 
 def _unlock(step: spec.Unlock, stage: Stage) -> None:
-    mount = _clone_here(step.target, stage)
-    syscalls.mount_setattr(mount, "", clear_bits=syscalls.MOUNT_ATTR_RDONLY, recursive=True)
-    stage.attach(mount, step.target)
+    _bind_onto_itself(step.target, stage, clear_bits=syscalls.MOUNT_ATTR_RDONLY)
 
 
 def _hide(step: spec.Hide, stage: Stage) -> None:
@@ -405,10 +431,6 @@ def _log_folder(step: spec.LogFolder, stage: Stage) -> None:
     stage.attach(mount, step.target)
 
 
-def _freeze(step: spec.Freeze, stage: Stage) -> None:
-    _remount_read_only(step.target, stage)
-
-
 def _remount_read_only(target: str, stage: Stage) -> None:
     where = stage.open(target)
     try:
@@ -421,9 +443,10 @@ _EXECUTE: dict[type, Callable[[Any, Stage], None]] = {
     spec.Tmpfs: _tmpfs,
     spec.Directory: _directory,
     spec.Symlink: _symlink,
-    spec.TextFile: _text_file,
     spec.Bind: _bind,
+    spec.Etc: _etc,
     spec.Devices: _devices,
+    spec.Terminals: _terminals,
     spec.Proc: _proc,
     spec.Worktree: _worktree,
     spec.Pin: _pin,
@@ -431,7 +454,6 @@ _EXECUTE: dict[type, Callable[[Any, Stage], None]] = {
     spec.Unlock: _unlock,
     spec.Hide: _hide,
     spec.LogFolder: _log_folder,
-    spec.Freeze: _freeze,
 }
 
 KNOWN_REFUSALS: dict[int, str] = {

@@ -1,17 +1,12 @@
-"""Owns the description of a box: plain frozen data, and its form as JSON on the launcher's socket.
+"""Owns the description of a box: plain frozen data.
 May touch the standard library only, as the privileged launcher imports it.
 Never reads the host and never decides: what is written here is what the launcher carries out.
 """
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from enum import StrEnum
-from types import NoneType, UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
-
-T = TypeVar("T")
 
 AGENT_UID = 1000
 """The agent's uid and gid as it sees them; outside it is one fresh uid per run."""
@@ -110,15 +105,6 @@ class Symlink:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TextFile:
-    target: str
-    text: str
-
-    def describe(self) -> str:
-        return f"file {self.target} ({len(self.text)} characters)"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Bind:
     """A host path shown read-only, nosuid and nodev, with what is mounted below it.
 
@@ -136,15 +122,44 @@ class Bind:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EtcFile:
+    """One file of /etc: a text, or a file of the host shown under that name."""
+
+    name: str
+    text: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Etc:
+    """A read-only /etc made from nothing."""
+
+    target: str
+    files: tuple[EtcFile, ...]
+
+    def describe(self) -> str:
+        return f"{self.target} from nothing: {' '.join(file.name for file in self.files)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Devices:
-    """A minimal /dev: the named nodes of the host, a private devpts, a private shm."""
+    """A minimal read-only /dev: the named nodes of the host, links, and room for pts and shm."""
 
     target: str
     nodes: tuple[str, ...]
-    shm_bytes: int
 
     def describe(self) -> str:
-        return f"devices {self.target}: {' '.join(self.nodes)}, private pts and shm"
+        return f"devices {self.target}: {' '.join(self.nodes)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terminals:
+    """A private devpts: terminals of the host do not exist here."""
+
+    target: str
+
+    def describe(self) -> str:
+        return f"private terminals {self.target}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,23 +251,14 @@ class LogFolder:
         return f"agent log folder {self.target} ({self.size_bytes} bytes)"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Freeze:
-    """Remount read-only: nothing can be added to this file system any more."""
-
-    target: str
-
-    def describe(self) -> str:
-        return f"read-only from here on: {self.target}"
-
-
 MountStep = (
     Tmpfs
     | Directory
     | Symlink
-    | TextFile
     | Bind
+    | Etc
     | Devices
+    | Terminals
     | Proc
     | Worktree
     | Pin
@@ -260,7 +266,6 @@ MountStep = (
     | Unlock
     | Hide
     | LogFolder
-    | Freeze
 )
 
 
@@ -332,104 +337,3 @@ class BoxSpec:
     landlock: Landlock | None
     gateway_port: int
     required: tuple[str, ...]
-
-
-class SpecError(ValueError):
-    """A message on the launcher's socket does not have the shape it must have."""
-
-
-def decode_box(value: Any, base: Base) -> BoxSpec:
-    """A run's part of the message, put on a base that is known already. Raises SpecError."""
-    if not isinstance(value, dict) or value.get("base", base) is not None:
-        raise SpecError("box.base is sent beside the box, not in it")
-    hints = {name: kind for name, kind in _hints(BoxSpec).items() if name != "base"}
-    rest = {name: item for name, item in value.items() if name != "base"}
-    try:
-        return BoxSpec(base=base, **_decode_fields(hints, rest, "box"))
-    except TypeError as error:
-        raise SpecError(f"box: {error}") from None
-
-
-_STEP_KINDS: dict[str, type] = {kind.__name__: kind for kind in get_args(MountStep)}
-
-
-def encode(value: Any) -> Any:
-    """Dataclasses to plain JSON values; a mount step carries its class name under "step"."""
-    if is_dataclass(value) and not isinstance(value, type):
-        plain = {field.name: encode(getattr(value, field.name)) for field in fields(value)}
-        if type(value).__name__ in _STEP_KINDS:
-            plain["step"] = type(value).__name__
-        return plain
-    if isinstance(value, (tuple, list)):
-        return [encode(item) for item in value]
-    if isinstance(value, dict):
-        return {key: encode(item) for key, item in value.items()}
-    return value
-
-
-def to_json(value: Any) -> bytes:
-    return json.dumps(encode(value), separators=(",", ":")).encode()
-
-
-def decode(kind: type[T], value: Any, where: str = "box") -> T:
-    """Strict: unknown keys, missing keys and wrong types raise SpecError with the place."""
-    return _decode(kind, value, where)  # type: ignore[no-any-return]
-
-
-def _decode(kind: Any, value: Any, where: str) -> Any:
-    origin = get_origin(kind)
-    if origin in (Union, UnionType):
-        return _decode_union(get_args(kind), value, where)
-    if origin is tuple:
-        if not isinstance(value, list):
-            raise SpecError(f"{where} is not a list")
-        inner = get_args(kind)[0]
-        return tuple(_decode(inner, item, f"{where}[{n}]") for n, item in enumerate(value))
-    if is_dataclass(kind):
-        return _decode_struct(kind, value, where)
-    if kind is float and type(value) is int:
-        return float(value)
-    if type(value) is not kind:
-        raise SpecError(f"{where} is not of type {kind.__name__}")
-    return value
-
-
-def _decode_union(options: tuple[Any, ...], value: Any, where: str) -> Any:
-    if value is None and NoneType in options:
-        return None
-    if isinstance(value, dict) and "step" in value:
-        kind = _STEP_KINDS.get(str(value["step"]))
-        if kind is None or kind not in options:
-            raise SpecError(f"{where} has no step called {value['step']!r}")
-        return _decode_struct(kind, {k: v for k, v in value.items() if k != "step"}, where)
-    rest = [option for option in options if option is not NoneType]
-    if len(rest) != 1:
-        raise SpecError(f"{where} names no step")
-    return _decode(rest[0], value, where)
-
-
-_HINTS: dict[type, dict[str, Any]] = {}
-
-
-def _hints(kind: type) -> dict[str, Any]:
-    known = _HINTS.get(kind)
-    if known is None:
-        known = _HINTS[kind] = get_type_hints(kind)
-    return known
-
-
-def _decode_fields(hints: dict[str, Any], value: dict[str, Any], where: str) -> dict[str, Any]:
-    unknown = value.keys() - hints.keys()
-    if unknown:
-        raise SpecError(f"{where} has unknown keys {sorted(unknown)}")
-    return {name: _decode(hints[name], item, f"{where}.{name}") for name, item in value.items()}
-
-
-def _decode_struct(kind: Any, value: Any, where: str) -> Any:
-    if not isinstance(value, dict):
-        raise SpecError(f"{where} is not an object")
-    decoded = _decode_fields(_hints(kind), value, where)
-    try:
-        return kind(**decoded)
-    except TypeError as error:
-        raise SpecError(f"{where}: {error}") from None
