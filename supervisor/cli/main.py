@@ -138,7 +138,7 @@ def main() -> None:
             f"unexpected: {type(error).__name__}: {error}",
             "run it again with --debug before the command, and report it",
         )
-        sys.exit(70)
+        sys.exit(1)
     sys.exit(code if isinstance(code, int) else 0)
 
 
