@@ -285,7 +285,6 @@ class Lab:
             inspect(str(tree)),
             client.capabilities,
             run_id=run_id,
-            ticket="LAB-1",
             namespace_key=client.namespace_key,
             worker_id=WORKER,
             overlay_folder=str(overlay) if overlay else None,

@@ -33,19 +33,20 @@ from sandbox import cgroups, identity, landlock, mounts, network, syscalls
 """
 _WITHOUT = """
 _create = cgroups.create
-def create(where, name, limits):
-    return _create(cgroups.Hierarchies({v2}, {{k: v for k, v in where.limits.items() if k != "{limit}"}}), name, limits)
+def create(where, name):
+    limits = {{key: value for key, value in where.limits.items() if key != "{limit}"}}
+    return _create(cgroups.Hierarchies({v2}, limits), name)
 cgroups.create = create
-"""  # noqa: E501
+"""
 
 BROKEN: dict[Control, str] = {
-    Control.USER_NAMESPACE: "broken(syscalls, 'setns')",
+    Control.USER_NAMESPACE: "broken(syscalls, 'setns', lambda fd, kind: kind == syscalls.CLONE_NEWUSER)",
     Control.NETWORK_NAMESPACE: "broken(network, 'raise_loopback')",
     Control.UTS_NAMESPACE: "broken(syscalls, 'sethostname')",
-    Control.CGROUP_NAMESPACE: "broken(syscalls, 'unshare')",
+    Control.CGROUP_NAMESPACE: "broken(syscalls, 'unshare', lambda flags: flags == syscalls.CLONE_NEWCGROUP)",
     Control.ROOT: "broken(syscalls, 'pivot_root')",
     Control.WORKTREE: "broken(mounts, '_overlay')",
-    Control.PROTECTED_PATHS: "broken(mounts, '_clone_here')",
+    Control.PROTECTED_PATHS: "broken(mounts, '_bind_onto_itself')",
     Control.IDENTITY: "broken(identity, 'become_agent', in_agent)",
     Control.CAPABILITIES: "broken(identity, 'drop_bounding_set', in_agent)",
     Control.NO_NEW_PRIVS: "broken(syscalls, 'set_no_new_privs')",
@@ -129,7 +130,7 @@ def test_a_namespace_that_was_left_out_is_found_by_attestation(lab: Lab, worktre
 
 @pytest.mark.parametrize(
     "step",
-    ["_tmpfs", "_symlink", "_text_file", "_bind", "_devices", "_proc", "_log_folder"],
+    ["_tmpfs", "_symlink", "_etc", "_bind", "_devices", "_terminals", "_proc", "_log_folder"],
 )
 def test_a_mount_step_that_fails_is_named(lab: Lab, worktree: Path, step: str) -> None:
     patch = f"""

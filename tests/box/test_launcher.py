@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import socket
 import subprocess
 import sys
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +18,7 @@ from boxlab import Lab, edited_profile, processes_of
 
 from sandbox.client import BoxError
 from sandbox.launcher import Launcher
-from sandbox.spec import encode
+from sandbox.wire import encode
 
 MODULES = frozenset(
     """
@@ -31,7 +29,8 @@ MODULES = frozenset(
     json.decoder json.encoder json.scanner keyword linecache marshal math opcode operator os os.path
     posix posixpath random re re._casefix re._compiler re._constants re._parser reprlib resource sandbox
     sandbox.attest sandbox.cgroups sandbox.identity sandbox.init sandbox.landlock sandbox.launcher
-    sandbox.mounts sandbox.network sandbox.spec sandbox.syscalls select selectors signal socket stat
+    sandbox.mounts sandbox.network sandbox.spec sandbox.syscalls sandbox.template sandbox.wire
+    select selectors signal socket stat
     struct sys time token tokenize types typing typing.io typing.re warnings weakref zipimport
     """.split()
 )
@@ -81,24 +80,27 @@ def test_messages(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("part", "change", "message"),
     [
-        ({"run_id": "../x"}, "is no run id"),
-        ({"run_id": ""}, "is no run id"),
-        ({"group_name": "a/b"}, "is no run id"),
-        ({"unknown": 1}, "unknown keys"),
-        ({"hostname": 5}, "hostname is not of type str"),
-        ({"steps": [{"step": "Shell", "target": "/"}]}, "no step called"),
-        ({"seccomp": None}, "seccomp is not of type str"),
+        ("spec", {"run_id": "../x"}, "is no run id"),
+        ("spec", {"run_id": ""}, "is no run id"),
+        ("spec", {"cgroup": 5}, "cgroup"),
+        ("spec", {"owner_uid": "0"}, "not of type int"),
+        ("base", {"group_prefix": "a/b"}, "cannot begin the name of a group"),
+        ("base", {"group_prefix": ""}, "cannot begin the name of a group"),
+        ("base", {"hostname": 5}, "hostname is not of type str"),
+        ("base", {"unknown": 5}, "unknown key"),
     ],
 )
 def test_a_malformed_specification_is_refused(
-    lab: Lab, worktree: Path, change: dict[str, object], message: str
+    lab: Lab, worktree: Path, part: str, change: dict[str, object], message: str
 ) -> None:
     client = lab.client()
-    spec = encode(lab.plan(worktree, edited_profile(), client).spec) | change
+    spec = lab.plan(worktree, edited_profile(), client).spec
+    parts = {"spec": encode(spec) | {"base": None}, "base": encode(spec.base)}
+    parts[part] |= change
     with pytest.raises(BoxError, match=message):
-        lab.wait(client.request("start", (0, 0, 0, 0, 0), spec=spec))
+        lab.wait(client.request("start", (0, 0, 0, 0, 0), spec=parts["spec"], base=json.dumps(parts["base"])))
 
 
 def test_a_run_that_exists_is_not_started_again(lab: Lab, worktree: Path) -> None:
@@ -131,27 +133,6 @@ def test_every_living_run_has_a_uid_of_its_own(lab: Lab, worktree: Path) -> None
     uids = lab.wait(many())
     assert len(set(uids)) == 10
     assert all(0x7000_0000 <= uid < 0x7FFF_FFF0 for uid in uids)
-
-
-def test_nothing_is_kept_of_a_run(lab: Lab, worktree: Path) -> None:
-    """Descriptors of the launcher and of the supervisor are as many after thirty runs as after two."""
-
-    async def runs(count: int) -> tuple[int, int]:
-        client = await lab.opened("# descriptors")
-        for _ in range(count):
-            spec = lab.plan(worktree, edited_profile(), client).spec
-            async with lab.started(client, spec, ["true"]) as box:
-                await box.release()
-                await box.wait_exited()
-            with pytest.raises(BoxError):
-                bad = replace(lab.plan(worktree, edited_profile(), client).spec, workdir="/nowhere")
-                async with lab.started(client, bad, ["true"]):
-                    pass
-        launcher = len(os.listdir(f"/proc/{client.pid}/fd"))
-        return launcher, len(os.listdir("/proc/self/fd"))
-
-    before = lab.wait(runs(2))
-    assert lab.wait(runs(15)) == before
 
 
 def test_one_start_costs_milliseconds_not_an_interpreter(lab: Lab, worktree: Path) -> None:

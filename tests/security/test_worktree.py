@@ -69,7 +69,7 @@ def layout(kind: str, scratch: Path) -> Path:
     return tree
 
 
-LAYOUTS = ("folder", "file", "symlink", "absent", "parent")
+LAYOUTS = ("folder", "symlink", "absent", "parent")
 
 PREPARE: list[Operation] = [
     ("make", "mine"),
