@@ -13,12 +13,16 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
-from bench import killing, place, report, starting
+from bench import commands, idle, killing, place, report, starting, working
 from bench.report import Row
 
 _MEASURES: dict[str, Callable[[bool], list[Row]]] = {
     "start": starting.measure,
     "kill": killing.measure,
+    "command": commands.measure_kill,
+    "help": commands.measure_help,
+    "idle": idle.measure,
+    "work": working.measure,
 }
 
 

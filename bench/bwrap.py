@@ -9,8 +9,8 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from bench import place
 from sandbox import spec
 
 PROGRAM = "/usr/bin/bwrap"
@@ -40,17 +40,15 @@ def command(
     hidden = folder / "hidden"
     hidden.touch(mode=0o000)
     made = Command([PROGRAM, *_FLAGS, "--uid", str(spec.AGENT_UID), "--gid", str(spec.AGENT_UID)], [])
-    base: Any = getattr(box, "base", None)
-    hostname: Any = getattr(base or box, "hostname")  # noqa: B009
-    made.argv += ["--hostname", hostname]
+    made.argv += ["--hostname", box.base.hostname]
     for name, value in environment.items():
         made.argv += ["--setenv", name, value]
     tree = ""
-    for step in (*(base.steps if base else ()), *box.steps):
+    for step in (*box.base.steps, *box.steps):
         if isinstance(step, spec.Worktree):
             tree = step.target
         made.argv += _step(step, made, tree, twin, str(hidden), folder)
-    made.argv += ["--remount-ro", "/", "--chdir", box.workdir, *argv]
+    made.argv += ["--remount-ro", "/", "--remount-ro", "/dev", "--chdir", box.workdir, *argv]
     return made
 
 
@@ -63,8 +61,8 @@ def _step(step: spec.MountStep, made: Command, tree: str, twin: Path, hidden: st
             return ["--ro-bind-try" if step.optional else "--ro-bind", step.source, step.target]
         case spec.Symlink():
             return ["--symlink", step.to, step.target]
-        case spec.TextFile():
-            return ["--file", str(_text(step.text, made, folder)), step.target]
+        case spec.Etc():
+            return [word for file in step.files for word in _etc_file(file, step.target, made, folder)]
         case spec.Directory():
             return ["--perms", f"{step.mode:o}", "--dir", step.target]
         case spec.Tmpfs():
@@ -72,8 +70,9 @@ def _step(step: spec.MountStep, made: Command, tree: str, twin: Path, hidden: st
         case spec.LogFolder():
             return ["--size", str(step.size_bytes), "--tmpfs", step.target]
         case spec.Devices():
-            shm = ["--perms", "1777", "--size", str(step.shm_bytes), "--tmpfs", f"{step.target}/shm"]
-            return ["--dev", step.target, *shm, "--remount-ro", step.target]
+            return ["--dev", step.target]
+        case spec.Terminals():
+            return []  # --dev has made them
         case spec.Proc():
             masks = [f"{step.target}/{name}" for name in step.masked if os.path.exists(f"/proc/{name}")]
             covers = [word for mask in masks for word in ("--ro-bind", hidden, mask)]
@@ -89,8 +88,12 @@ def _step(step: spec.MountStep, made: Command, tree: str, twin: Path, hidden: st
             return ["--perms", "0000", "--tmpfs", step.target, "--remount-ro", step.target]
         case spec.Hide():
             return ["--ro-bind", hidden, step.target]
-        case spec.Freeze():
-            return ["--remount-ro", step.target]
+
+
+def _etc_file(file: spec.EtcFile, etc: str, made: Command, folder: Path) -> list[str]:
+    if file.source:
+        return ["--ro-bind", file.source, f"{etc}/{file.name}"]
+    return ["--file", str(_text(file.text, made, folder)), f"{etc}/{file.name}"]
 
 
 def _text(text: str, made: Command, folder: Path) -> int:
@@ -119,6 +122,7 @@ def run_once(made: Command) -> tuple[float, float]:
         os.lseek(fd, 0, os.SEEK_SET)
     read_end, write_end = os.pipe2(os.O_CLOEXEC)
     os.set_inheritable(write_end, True)
+    before = place.children()
     argv = [PROGRAM, "--sync-fd", str(write_end), *made.argv[1:]]
     try:
         begun = time.perf_counter()
@@ -130,6 +134,7 @@ def run_once(made: Command) -> tuple[float, float]:
         gone = time.perf_counter()
     finally:
         os.close(read_end)
+    place.reap_orphans(before)
     if status:
         raise RuntimeError(f"bwrap ended with status {status}")
     return (exited - begun) * 1000, (gone - begun) * 1000

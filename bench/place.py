@@ -16,7 +16,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -107,8 +106,6 @@ class Plans:
         overlay = self.folder / run_id
         overlay.mkdir()
         begun = time.perf_counter()
-        # Until every branch of the launcher has the same signature.
-        extra: dict[str, Any] = {"ticket": "B"} if "ticket" in signature(boxing.plan).parameters else {}
         made = boxing.plan(
             profile(),
             inspect(str(self._worktree)),
@@ -117,7 +114,6 @@ class Plans:
             namespace_key=key(),
             worker_id=WORKER,
             overlay_folder=str(overlay),
-            **extra,
         )
         self.planned_ms.append((time.perf_counter() - begun) * 1000)
         return made
@@ -184,6 +180,18 @@ def reap(pids: list[int]) -> None:
     for pid in pids:
         with suppress(ChildProcessError):
             os.waitpid(pid, 0)
+
+
+def reap_orphans(among: frozenset[int]) -> None:
+    """Dead processes we have adopted: those children of ours that we had not before."""
+    for pid in children() - among:
+        with suppress(ChildProcessError):
+            os.waitpid(pid, 0)
+
+
+def children() -> frozenset[int]:
+    listed = [Path(f"/proc/self/task/{task}/children").read_text() for task in os.listdir("/proc/self/task")]
+    return frozenset(int(pid) for text in listed for pid in text.split())
 
 
 class Watched:

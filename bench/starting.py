@@ -16,9 +16,12 @@ from bench import bwrap, place, report
 from bench.report import Row
 from sandbox import attest
 from sandbox.client import LauncherClient, Streams
+from supervisor.runs import boxing
 
 _PROGRAM = "/usr/bin/true"
 _WARM_UP = 5
+_PAUSE_S = 0.03
+_IN_A_ROW = 10
 _PATIENCE_S = 10.0
 
 
@@ -35,33 +38,47 @@ class _Stages:
 
 def measure(quick: bool) -> list[Row]:
     with place.scratch() as folder:
-        return asyncio.run(_measure(folder, 20 if quick else 100))
+        return asyncio.run(_measure(folder, quick))
 
 
-async def _measure(folder: Path, repetitions: int) -> list[Row]:
+async def _measure(folder: Path, quick: bool) -> list[Row]:
     tree = place.make_worktree(folder / "tree")
     twin = place.make_worktree(folder / "twin")
-    stages = _Stages()
-    exited: list[float] = []
-    gone: list[float] = []
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     try:
         async with LauncherClient(place.key()) as client:
             plans = place.Plans(client, tree, folder)
             peer = bwrap.command(plans.next().spec, twin, folder, plans.environment, [_PROGRAM])
             try:
-                for number in range(_WARM_UP + repetitions):
-                    report.progress(f"start: {number} of {repetitions}")
-                    ours = await _start(client, plans, null)
-                    theirs = bwrap.run_once(peer)
-                    if number >= _WARM_UP:
-                        _add(stages, ours)
-                        exited.append(theirs[0])
-                        gone.append(theirs[1])
+                rows = await _in_turn(client, plans, peer, null, 20 if quick else 100)
+                rows += await _rows_of_ten(client, plans, peer, null, 3 if quick else 15)
+                rows.append(report.alone("planning a box (not in the above), ms", plans.planned_ms))
             finally:
                 peer.close()
+        first = [await _first(tree, folder, null) for _ in range(3 if quick else 10)]
     finally:
         os.close(null)
+    rows.append(report.alone("first box of a launcher, ms", first, "nothing is prepared"))
+    return rows
+
+
+async def _in_turn(
+    client: LauncherClient, plans: place.Plans, peer: bwrap.Command, null: int, repetitions: int
+) -> list[Row]:
+    """One of ours, one of theirs; a pause before each, so that neither has the other's tidying beside it."""
+    stages = _Stages()
+    exited: list[float] = []
+    gone: list[float] = []
+    for number in range(_WARM_UP + repetitions):
+        report.progress(f"start: {number} of {repetitions}")
+        await asyncio.sleep(_PAUSE_S)
+        ours = await _start(client, plans.next(), plans, null)
+        await asyncio.sleep(_PAUSE_S)
+        theirs = bwrap.run_once(peer)
+        if number >= _WARM_UP:
+            _add(stages, ours)
+            exited.append(theirs[0])
+            gone.append(theirs[1])
     return [
         report.compared("box around true, ms", stages.total, exited, 1.0, "against bwrap"),
         report.compared("… bwrap until its box is empty, ms", stages.total, gone, None),
@@ -69,13 +86,60 @@ async def _measure(folder: Path, repetitions: int) -> list[Row]:
         report.alone("… attest and compare, ms", stages.attested),
         report.alone("… release to exit, ms", stages.ran),
         report.alone("… exit to observed empty, ms", stages.emptied),
-        report.alone("planning a box (not in the above), ms", plans.planned_ms),
     ]
 
 
-async def _start(client: LauncherClient, plans: place.Plans, null: int) -> list[float]:
+async def _rows_of_ten(
+    client: LauncherClient, plans: place.Plans, peer: bwrap.Command, null: int, repetitions: int
+) -> list[Row]:
+    """Ten without a pause: what is prepared ahead is paid for here, in time and on both cores."""
+    ours: list[float] = []
+    theirs: list[float] = []
+    our_cpu: list[float] = []
+    their_cpu: list[float] = []
+    for number in range(repetitions):
+        report.progress(f"start, ten at a time: {number} of {repetitions}")
+        planned = [plans.next() for _ in range(_IN_A_ROW)]
+        await asyncio.sleep(_PAUSE_S)
+        begun, cpu = time.perf_counter(), _cpu_ms(client.pid)
+        for plan in planned:
+            await _start(client, plan, plans, null)
+        ours.append((time.perf_counter() - begun) * 1000 / _IN_A_ROW)
+        our_cpu.append((_cpu_ms(client.pid) - cpu) / _IN_A_ROW)
+        await asyncio.sleep(_PAUSE_S)
+        begun, cpu = time.perf_counter(), _cpu_ms()
+        for _ in range(_IN_A_ROW):
+            bwrap.run_once(peer)
+        theirs.append((time.perf_counter() - begun) * 1000 / _IN_A_ROW)
+        their_cpu.append((_cpu_ms() - cpu) / _IN_A_ROW)
+    return [
+        report.compared("… each of ten in a row, ms", ours, theirs, None, "against bwrap, no pause between"),
+        report.compared(
+            "… CPU time of each, ms", our_cpu, their_cpu, None, "with preparing and all children"
+        ),
+    ]
+
+
+def _cpu_ms(launcher: int = 0) -> float:
+    """CPU time of this process and its dead children, and of the launcher and what it has reaped."""
+    own = os.times()
+    total_s = own.user + own.system + own.children_user + own.children_system
+    if launcher:
+        words = Path(f"/proc/{launcher}/stat").read_text().rpartition(")")[2].split()
+        total_s += sum(int(word) for word in words[11:15]) / os.sysconf("SC_CLK_TCK")
+    return total_s * 1000
+
+
+async def _first(tree: Path, folder: Path, null: int) -> float:
+    """With a launcher that is up, and has made no box yet."""
+    async with LauncherClient(place.key()) as client:
+        plans = place.Plans(client, tree, folder)
+        instants = await _start(client, plans.next(), plans, null)
+    return (instants[-1] - instants[0]) * 1000
+
+
+async def _start(client: LauncherClient, plan: boxing.BoxPlan, plans: place.Plans, null: int) -> list[float]:
     """The instants of one whole run, in seconds."""
-    plan = plans.next()
     required = frozenset(plan.spec.required)
     instants = [time.perf_counter()]
     box = await client.start(plan.spec, Streams(null, null, null), [_PROGRAM], plans.environment)

@@ -9,7 +9,7 @@ SIZE = 51
 READY = b"ready"
 PYTHON = "/usr/bin/python3"
 
-_CODE = """
+CODE = """
 import os, sys, time
 read_end, write_end = os.pipe()
 os.set_inheritable(write_end, False)
@@ -37,4 +37,4 @@ time.sleep(600)
 
 def argv() -> list[str]:
     """-I -S: quick to start, and the same in a box and outside."""
-    return [PYTHON, "-ISc", _CODE]
+    return [PYTHON, "-ISc", CODE]
