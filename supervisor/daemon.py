@@ -31,6 +31,7 @@ from supervisor.store.records import Run, RunState, Worker
 from supervisor.store.sqlite import SqliteStore
 
 _LOOK_EVERY_S = 1.0
+_NOTE_PATIENCE_S = 0.02
 Kind = Literal["daemon", "foreground"]
 
 
@@ -249,16 +250,22 @@ class Supervisor:
             while True:
                 if self.runs:
                     await asyncio.to_thread(watch.refresh)
-                    self._stop_what_is_flagged()
+                    await self._stop_what_is_flagged()
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._look.wait(), _LOOK_EVERY_S)
                 self._look.clear()
         finally:
             watch.close()
 
-    def _stop_what_is_flagged(self) -> None:
-        live = [ticket for ticket, run in self.runs.items() if run.request is None]
-        for ticket, note in stop_file.look(self.paths, live).items():
-            self.runs[ticket].request_stop(kill_request("stop_file", note=note))
+    async def _stop_what_is_flagged(self) -> None:
+        """Runs that were asked and are using their grace too: a file or a flag ends that."""
+        live = {t: run for t, run in self.runs.items() if run.request is None or run.request.grace_s > 0}
+        found = stop_file.look(self.paths, live)
+        if "" in found.values():
+            # `echo why > file` makes the file before it writes: the note is worth a moment.
+            await asyncio.sleep(_NOTE_PATIENCE_S)
+            found |= stop_file.look(self.paths, found)
+        for ticket, note in found.items():
+            live[ticket].request_stop(kill_request("stop_file", note=note))
         for ticket, note in self._flags.look(live).items():
-            self.runs[ticket].request_stop(kill_request("database_flag", note=note))
+            live[ticket].request_stop(kill_request("database_flag", note=note))

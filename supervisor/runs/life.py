@@ -114,6 +114,7 @@ class LiveRun:
         self._wake = asyncio.Event()
         self._launcher_gone = False
         self._seccomp_sha256 = ""
+        self._watcher = order.on_lines
 
     @property
     def run(self) -> Run:
@@ -127,6 +128,13 @@ class LiveRun:
         elif request.grace_s < self.request.grace_s:
             self.request = msgspec.structs.replace(self.request, grace_s=request.grace_s)
         self._wake.set()
+
+    def _show(self, lines: list[LogLine]) -> None:
+        """To whoever watches; a watcher that fails (its terminal is gone) is not told any more."""
+        try:
+            self._watcher(lines)
+        except Exception:
+            self._watcher = lambda _: None
 
     # ------------------------------------------------------------ the walk
 
@@ -151,7 +159,7 @@ class LiveRun:
         self.box = box
         stack.callback(box.close)
         self.around.on_step(Step.BOX_MADE)
-        files = AgentFiles(box, self.profile, book, self.around.clock, self.row.tell, self.order.on_lines)
+        files = AgentFiles(box, self.profile, book, self.around.clock, self.row.tell, self._show)
         stack.callback(files.close)
         try:
             await self._attest(box, began_s)
@@ -160,13 +168,16 @@ class LiveRun:
         except BaseException:
             await box.abandon()
             raise
-        async with asyncio.TaskGroup() as tasks:
-            exited = tasks.create_task(box.wait_exited())
-            await self._watch(box, files, exited, tasks)
-            finished, kill = await self._end(box, exited)
+        try:
+            finished, kill, wait_status = await self._supervise(box, files)
+        except Exception as error:
+            finished, kill, wait_status = await self._end_after(error, box)
         await drain(captures, _DRAIN_PATIENCE_S)
-        files.finish()
-        await self._close(book, finished, kill, exited.result())
+        try:
+            files.finish()
+        except Exception as error:
+            self.row.tell(EventKind.OUTPUT_DROPPED, {"bytes": 0, "why": f"the log files: {error!r}"})
+        await self._close(book, finished, kill, wait_status)
 
     def _open_book(self) -> LogBook:
         limits, log = self.profile.limits, self.profile.log
@@ -197,8 +208,8 @@ class LiveRun:
         self._seccomp_sha256 = plan.seccomp_sha256
         (out_read, out_write), (err_read, err_write) = make_pipe(), make_pipe()
         captures = [
-            PipeCapture(out_read, "out", book, self.around.clock, self.order.on_lines),
-            PipeCapture(err_read, "err", book, self.around.clock, self.order.on_lines),
+            PipeCapture(out_read, "out", book, self.around.clock, self._show),
+            PipeCapture(err_read, "err", book, self.around.clock, self._show),
         ]
         for capture in captures:
             capture.start()
@@ -250,21 +261,38 @@ class LiveRun:
 
     # ------------------------------------------------------------ while it runs
 
-    async def _watch(
-        self, box: Box, files: AgentFiles, exited: asyncio.Task[int | None], tasks: asyncio.TaskGroup
-    ) -> None:
-        """Until the agent exits or a stop is requested."""
-        woken = tasks.create_task(_wait(self._wake))
-        watchers = [
-            woken,
-            tasks.create_task(self._repeat(lambda: self._look_at_limits(box))),
-            tasks.create_task(self._repeat(lambda: _look_at_files(files))),
-        ]
-        try:
-            await asyncio.wait([exited, woken], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for watcher in watchers:
-                watcher.cancel()
+    async def _supervise(self, box: Box, files: AgentFiles) -> tuple[Finished, KillRecord, int | None]:
+        """Until the agent exits or a stop is requested, then to the end.
+
+        Limits and log files are looked at to the very end: a long grace is still the agent's time.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            exited = tasks.create_task(box.wait_exited())
+            woken = tasks.create_task(_wait(self._wake))
+            watchers = [
+                woken,
+                tasks.create_task(self._repeat(lambda: self._look_at_limits(box))),
+                tasks.create_task(self._repeat(lambda: _look_at_files(files))),
+            ]
+            try:
+                await asyncio.wait([exited, woken], return_when=asyncio.FIRST_COMPLETED)
+                finished, kill = await self._end(box, exited)
+            finally:
+                for watcher in watchers:
+                    watcher.cancel()
+        return finished, kill, exited.result()
+
+    async def _end_after(self, error: Exception, box: Box) -> tuple[Finished, KillRecord, None]:
+        """A mistake of ours while the agent ran ends this run, and only this one."""
+        self.request_stop(kill_request("supervisor", who="failure", note=repr(error)))
+        processes = await self._force(box)
+        finished = await self._until_empty(box)
+        elapsed_ms = round((self.around.clock.boottime_s() - self._requested_at_s) * 1000, 3)
+        return (
+            finished,
+            KillRecord(elapsed_ms=elapsed_ms, survivors=0, stage="kill", processes=processes),
+            None,
+        )
 
     async def _repeat(self, look: Callable[[], float]) -> None:
         """Look, then pause for as long as look says. A watcher that fails ends the run, not the watch."""
@@ -289,7 +317,8 @@ class LiveRun:
         elif box.group.counters().get("oom_kills"):
             figures = {"limit_bytes": limits.memory_bytes}
             self.request_stop(limit_request(StopReason.OUT_OF_MEMORY, 0.0, who="memory", figures=figures))
-        return min(_LOOK_EVERY_S, max(0.001, self.wall_clock.left_s(now_s)))
+        left_s = self.wall_clock.left_s(now_s)
+        return min(_LOOK_EVERY_S, left_s) if left_s > 0 else _LOOK_EVERY_S
 
     # ------------------------------------------------------------ the end
 
@@ -395,6 +424,8 @@ class LiveRun:
         return kill_request(row.reason_by, who=row.reason_who, note=row.reason_note)
 
     async def _not_started(self, error: NotStarted) -> None:
+        # A program's name stands in the message, and a secret could have been written there.
+        error.message = self.redactor.redact(error.message.encode("utf-8", "replace"))[0].decode()
         self.problem = error
         by, who = ("control", error.control) if self.request is None else (self.request.by, self.request.who)
         verdict = Verdict(StopReason.NOT_STARTED, by, who, error.message)

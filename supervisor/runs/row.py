@@ -36,7 +36,7 @@ class RunRow:
         """An event that does not change the row."""
         event = self.make_event(kind, detail)
         self._recorder.keep(lambda store: store.add_events([event]))
-        self._on_event(event)
+        self._show(event)
 
     def change(self, kind: EventKind | None, detail: dict[str, Any], **changes: Any) -> Future[None]:
         """New values of columns and their event, in one transaction, in the order of the calls."""
@@ -44,8 +44,15 @@ class RunRow:
         events = [self.make_event(kind, detail)] if kind is not None else []
         written = self._recorder.keep(lambda store: store.update_run(run, *events))
         for event in events:
-            self._on_event(event)
+            self._show(event)
         return written
+
+    def _show(self, event: Event) -> None:
+        """A watcher that fails (its terminal is gone) must not change how the run ends."""
+        try:
+            self._on_event(event)
+        except Exception:
+            self._on_event = lambda _: None
 
     async def settled(self, written: Future[None], patience_s: float) -> bool:
         return await self._recorder.settled(written, patience_s)

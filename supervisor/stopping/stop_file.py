@@ -24,7 +24,7 @@ def look(paths: Paths, tickets: Iterable[str]) -> dict[str, str]:
     """
     everything = _note(paths.stop_everything)
     if everything is not None:
-        return dict.fromkeys(tickets, everything or "STOP")
+        return dict.fromkeys(tickets, everything)
     found: dict[str, str] = {}
     for ticket in tickets:
         note = _note(f"{paths.stop_folder}/{ticket}")
