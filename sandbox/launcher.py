@@ -17,11 +17,12 @@ from typing import Any
 
 from sandbox import attest, cgroups, init, syscalls
 from sandbox.identity import Identity, IdentityPool, write_map
+from sandbox.reporting import MESSAGE_BYTES, receive, send
 from sandbox.spec import AGENT_UID, Base, CgroupLimits, Control, Worktree
 from sandbox.template import Template
 from sandbox.wire import SpecError, decode, prepare
 
-MAX_MESSAGE = init.MESSAGE_BYTES
+MAX_MESSAGE = MESSAGE_BYTES
 _REMOVE_PATIENCE_S = 2.0
 
 
@@ -96,7 +97,7 @@ class Launcher:
             self.end_everything()
 
     def _one_message(self) -> bool:
-        raw, descriptors = init.receive(self.supervisor)
+        raw, descriptors = receive(self.supervisor)
         if not raw:
             return False
         reply: dict[str, Any]
@@ -120,7 +121,7 @@ class Launcher:
         finally:
             for fd in descriptors:
                 os.close(fd)
-        init.send(self.supervisor, reply, tuple(passed))
+        send(self.supervisor, reply, tuple(passed))
         if request.get("op") == "start" and reply["ok"]:
             self._prepare_next(request["base"])
         return True
@@ -188,7 +189,7 @@ class Launcher:
         owner = (decode(int, plain["owner_uid"]), decode(int, plain["owner_gid"]))
         idmap = [box.identity.idmap(*owner)] if box.identity else []
         with box.assignment:
-            init.send(box.assignment, plain, (*descriptors, *idmap))
+            send(box.assignment, plain, (*descriptors, *idmap))
 
     def _make_overlay_folders(self, steps: list[dict[str, Any]], identity: Identity | None) -> None:
         for plain in steps:
