@@ -6,6 +6,7 @@ Never leaves a run behind that nobody asked to detach.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import os
 import re
@@ -20,7 +21,7 @@ from supervisor.cli import output
 from supervisor.cli.access import complete_profile, daemon_answers
 from supervisor.cli.live import LiveView
 from supervisor.control.client import ask
-from supervisor.errors import NoSupervisor, NotStarted, UsageError
+from supervisor.errors import NoSupervisor, NotStarted, SupervisorError, UsageError
 from supervisor.identifiers import check_ticket, new_ulid
 from supervisor.paths import Paths, locate, prepare
 from supervisor.runs.reasons import EXIT_CODES, MEANING, StopReason
@@ -80,7 +81,7 @@ def run(
         "worktree": os.path.abspath(worktree),
         "argv": list(argv),
         "project": project,
-        "environment": dict(os.environ),
+        "environment": _passed_environment(profile),
     }
     view = LiveView(paths, wanted["ticket"], quiet=as_json or detach)
     if daemon_answers(paths) or (detach and _daemon_comes_up(paths)):
@@ -110,6 +111,17 @@ def _daemon_comes_up(paths: Paths) -> bool:
     return False
 
 
+def _passed_environment(profile: str) -> dict[str, str]:
+    """Only what the profile passes on leaves this process; a profile that is wrong is refused later."""
+    from supervisor.profile.load import load
+
+    try:
+        names = load(profile).profile.env.passed
+    except SupervisorError:
+        return {}
+    return {name: os.environ[name] for name in names if name in os.environ}
+
+
 def _made_up(worktree: str) -> str:
     """A name somebody can type at three in the morning: the folder's, and four characters."""
     folder = re.sub(r"[^A-Za-z0-9]+", "-", os.path.basename(os.path.abspath(worktree))).strip("-")
@@ -130,9 +142,15 @@ def _exit_code(ended: dict[str, Any]) -> int:
 def _through_daemon(
     paths: Paths, wanted: dict[str, Any], view: LiveView, detach: bool, as_json: bool
 ) -> dict[str, Any] | None:
-    """Only what the profile may pass is looked at there; the daemon drops the rest of the environment."""
-    started = ask(paths.control_socket, "run", timeout_s=60.0, **wanted)
     ticket = wanted["ticket"]
+    try:
+        started = ask(paths.control_socket, "run", timeout_s=60.0, **wanted)
+    except NotStarted as error:
+        if not as_json:
+            raise
+        _print_problem(error)
+        refused: dict[str, Any] = ask(paths.control_socket, "wait", ticket=ticket)
+        return refused
     if detach:
         if as_json:
             output.print_json(started)
@@ -231,13 +249,19 @@ async def _by_itself(paths: Paths, wanted: dict[str, Any], view: LiveView) -> di
             view.begin(summary(live))
         while not live.ended.is_set():
             view.tick()
-            await asyncio.wait([asyncio.ensure_future(live.ended.wait())], timeout=_POLL_EVERY_S)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(live.ended.wait(), _POLL_EVERY_S)
         ended = result(live.run)
         view.end(ended)
         if live.problem is not None and not view.quiet:
             raise live.problem
         if isinstance(live.problem, NotStarted):
-            click.echo(f"{output.bad('error:')} {live.problem.message}", err=True)
-            if live.problem.hint:
-                click.echo(f"  hint: {live.problem.hint}", err=True)
+            _print_problem(live.problem)
         return ended
+
+
+def _print_problem(error: SupervisorError) -> None:
+    """Beside the JSON object, which goes to standard output all the same."""
+    click.echo(f"{output.bad('error:')} {error.message}", err=True)
+    if error.hint:
+        click.echo(f"  hint: {error.hint}", err=True)

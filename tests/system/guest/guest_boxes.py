@@ -117,7 +117,6 @@ async def boxed(
             inspect(str(worktree)),
             launcher.capabilities,
             run_id=f"R{next(_numbers)}",
-            ticket="T-1",
             namespace_key=KEY,
             worker_id=WORKER,
             overlay_folder=str(overlay),
