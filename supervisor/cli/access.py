@@ -6,6 +6,7 @@ Never asks a hung supervisor for what can be read without it.
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +15,7 @@ import click
 
 from supervisor import workers
 from supervisor.control.client import ask
-from supervisor.errors import NoSupervisor, SupervisorError, UsageError
+from supervisor.errors import NoSupervisor, StateError, SupervisorError, UsageError
 from supervisor.observe.queries import Queries
 from supervisor.paths import Paths, locate, prepare
 from supervisor.store.records import Run
@@ -27,11 +28,15 @@ class Access:
     def __init__(self, paths: Paths) -> None:
         self.paths = paths
         self._store: SqliteStore | None = None
-        if os.access(paths.database, os.R_OK | os.W_OK):
-            self._store = SqliteStore(paths.database)
-        elif _mine(paths.state):
-            prepare(paths)
-            self._store = SqliteStore(paths.database)
+        try:
+            if os.access(paths.database, os.R_OK | os.W_OK):
+                self._store = SqliteStore(paths.database)
+            elif _mine(paths.state) and not self.sockets():
+                prepare(paths)
+                self._store = SqliteStore(paths.database)
+        except StateError:
+            if not self.sockets():
+                raise
 
     @property
     def local(self) -> Queries | None:
@@ -48,7 +53,7 @@ class Access:
         """One of the questions of Queries, by the name it has on the control socket."""
         queries = self.local
         if queries is None:
-            return ask(self.paths.control_socket, op, **arguments)
+            return ask((self.sockets() or [self.paths.control_socket])[0], op, **arguments)
         if op == "ps":
             return queries.ps(bool(arguments.get("all")))
         if op == "status":
@@ -68,9 +73,28 @@ class Access:
             f"the supervisor of {run.ticket} is gone", hint=f"supervisorctl kill --force {run.ticket}"
         )
 
+    def sockets(self) -> list[str]:
+        """Control sockets of this state that somebody answers on, the daemon's first."""
+        try:
+            workers_ = sorted(os.listdir(self.paths.worker_sockets))
+        except OSError:
+            workers_ = []
+        every = [self.paths.control_socket, *(f"{self.paths.worker_sockets}/{name}" for name in workers_)]
+        return [path for path in every if _connects(path)]
+
     def close(self) -> None:
         if self._store is not None:
             self._store.close()
+
+
+def _connects(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(1.0)
+        try:
+            connection.connect(path)
+        except OSError:
+            return False
+    return True
 
 
 def _mine(folder: str) -> bool:

@@ -83,8 +83,7 @@ def _end(tickets: tuple[str, ...], everything: bool, as_json: bool, op: str, **e
                 return where
             if isinstance(where, SupervisorError):
                 raise where
-            answer: dict[str, Any] = ask(where, op, timeout_s=timeout_s, ticket=ticket, **extra)
-            return answer
+            return _ask_each(where, op, timeout_s, {"ticket": ticket, **extra})
 
         with ThreadPoolExecutor(max_workers=min(32, max(1, len(wanted)))) as pool:
             _report(list(pool.map(lambda ticket: _attempt(ticket, one), wanted)), as_json)
@@ -100,11 +99,26 @@ def _wanted(access: Access, tickets: tuple[str, ...], everything: bool) -> list[
     return [check_ticket(ticket) for ticket in dict.fromkeys(tickets)]
 
 
-def _where(access: Access, ticket: str) -> str | dict[str, Any] | SupervisorError:
-    """The socket to ask, or the answer that is known already, or the error it comes to."""
+def _ask_each(sockets: list[str], op: str, timeout_s: float, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Ask one supervisor after the other, until one has the run."""
+    for number, path in enumerate(sockets, start=1):
+        try:
+            answer: dict[str, Any] = ask(path, op, timeout_s=timeout_s, **arguments)
+            return answer
+        except NotFound:
+            if number == len(sockets):
+                raise
+    raise AssertionError("there is always one to ask")
+
+
+def _where(access: Access, ticket: str) -> list[str] | dict[str, Any] | SupervisorError:
+    """The sockets to ask, or the answer that is known already, or the error it comes to.
+
+    Without a database that can be read, whoever answers is asked.
+    """
     queries = access.local
     if queries is None:
-        return access.paths.control_socket
+        return access.sockets() or [access.paths.control_socket]
     try:
         run = queries.find(ticket)
         if run.ended_at is not None:
@@ -119,7 +133,7 @@ def _where(access: Access, ticket: str) -> str | dict[str, Any] | SupervisorErro
                 "reason": run.reason,
                 "already": True,
             }
-        return access.socket_of(run)
+        return [access.socket_of(run)]
     except SupervisorError as error:
         return error
 

@@ -5,6 +5,7 @@ Never signals a bare stored pid: a process is known by pid, start time and boot.
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import signal
@@ -26,6 +27,7 @@ from supervisor.store.records import KillRecord, Run, RunState
 from supervisor.store.sqlite import SqliteStore
 
 _PATIENCE_S = 10.0
+_RECORD_PATIENCE_S = 0.5
 _LOOK_EVERY_S = 0.005
 
 
@@ -43,6 +45,7 @@ def force_kill(paths: Paths, store: SqliteStore, ticket: str, note: str) -> dict
     if run.host != socket.gethostname():
         raise UsageError(f"{ticket} runs on {run.host}", hint=f"use kill --force on {run.host}")
     began_s = time.monotonic()
+    store.hurry(_RECORD_PATIENCE_S)
     _write_intent(store, run, note)
     processes = kill_leftover(run)
     while _is_alive(run):
@@ -52,7 +55,8 @@ def force_kill(paths: Paths, store: SqliteStore, ticket: str, note: str) -> dict
         time.sleep(_LOOK_EVERY_S)
     elapsed_ms = round((time.monotonic() - began_s) * 1000, 3)
     if not workers.is_alive(paths, run.worker_id):
-        run = _close(store, run, note, elapsed_ms, processes)
+        with contextlib.suppress(StateError):  # dead all the same; the next start closes the row
+            run = _close(store, run, note, elapsed_ms, processes)
     return _result(run, elapsed_ms, processes, already=False)
 
 

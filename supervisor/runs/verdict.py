@@ -42,7 +42,8 @@ def decide(seen: Seen) -> Verdict:
     """Asked-for ends first: whatever the agent's status, somebody's request is why it ended."""
     request = seen.request
     if request is not None:
-        reason = request.on_force if seen.forced else request.on_exit
+        # Without an exit status nobody saw it end by itself.
+        reason = request.on_force if seen.forced or seen.wait_status is None else request.on_exit
         return Verdict(reason, request.by, request.who, request.note)
     if seen.wait_status is None:
         if seen.oom_kills:

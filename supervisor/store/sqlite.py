@@ -51,6 +51,11 @@ class SqliteStore:
     def close(self) -> None:
         self._db.close()
 
+    def hurry(self, patience_s: float) -> None:
+        """Wait no longer than that for another program's lock: somebody waits for a kill."""
+        with self._guard():
+            self._db.execute(f"PRAGMA busy_timeout = {int(patience_s * 1000)}")
+
     @contextmanager
     def _guard(self) -> Iterator[None]:
         try:
@@ -67,10 +72,11 @@ class SqliteStore:
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield self._db
+                self._db.execute("COMMIT")
             except BaseException:
-                self._db.execute("ROLLBACK")
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
                 raise
-            self._db.execute("COMMIT")
 
     def _rows(self, sql: str, values: Iterable[Any] = ()) -> list[sqlite3.Row]:
         with self._guard():
@@ -120,11 +126,19 @@ class SqliteStore:
             ) from None
 
     def update_run(self, run: Run, *events: Event) -> None:
-        """The whole row and its events in one transaction, so that state and history agree."""
+        """The whole row and its events in one transaction, so that state and history agree.
+
+        A run that has ended is never opened again: what comes too late for it is not written.
+        """
         columns = list(Run.__struct_fields__)
         assignments = ", ".join(f"{column} = ?" for column in columns)
         with self._transaction() as db:
-            db.execute(f"UPDATE runs SET {assignments} WHERE run_id = ?", (*_to_row(run), run.run_id))
+            done = db.execute(
+                f"UPDATE runs SET {assignments} WHERE run_id = ? AND (state <> 'ended' OR ? = 'ended')",
+                (*_to_row(run), run.run_id, run.state),
+            )
+            if done.rowcount == 0:
+                return
             if run.state is RunState.ENDED:
                 db.execute(
                     "UPDATE tickets SET state = 'ended', stop_reason = ?, updated_at = ? WHERE key = ?",
