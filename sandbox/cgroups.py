@@ -223,6 +223,15 @@ class RunGroup:
                 found[name] = value // 1000 if file == "cpuacct.usage" else value
         return found
 
+    def oom_kills(self) -> int:
+        """How many of its processes the kernel ended for memory; asked every second of a run's life."""
+        folder = self.limits.get("memory", "")
+        for file in ("memory.events", "memory.oom_control"):
+            value = _read_counter(f"{folder}/{file}", "oom_kill")
+            if value is not None:
+                return value
+        return 0
+
     def remove(self, patience_s: float = 1.0) -> list[str]:
         """Remove the folders; those that stay busy past the patience are returned."""
         left = []

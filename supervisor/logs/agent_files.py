@@ -48,6 +48,11 @@ class AgentFiles:
         self._events = 0
         self._reported: set[str] = set()
 
+    @property
+    def wanted(self) -> bool:
+        """Does the profile name any file?"""
+        return self._tail is not None
+
     def poll(self) -> None:
         if self._tail is not None:
             self._take(self._tail.poll())

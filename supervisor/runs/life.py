@@ -314,7 +314,7 @@ class LiveRun:
             self.request_stop(
                 limit_request(StopReason.MAX_SECONDS, grace_s, who="wall_clock", figures=figures)
             )
-        elif box.group.counters().get("oom_kills"):
+        elif box.group.oom_kills():
             figures = {"limit_bytes": limits.memory_bytes}
             self.request_stop(limit_request(StopReason.OUT_OF_MEMORY, 0.0, who="memory", figures=figures))
         left_s = self.wall_clock.left_s(now_s)
