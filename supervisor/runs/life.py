@@ -272,8 +272,9 @@ class LiveRun:
             watchers = [
                 woken,
                 tasks.create_task(self._repeat(lambda: self._look_at_limits(box))),
-                tasks.create_task(self._repeat(lambda: _look_at_files(files))),
             ]
+            if files.wanted:
+                watchers.append(tasks.create_task(self._repeat(lambda: _look_at_files(files))))
             try:
                 await asyncio.wait([exited, woken], return_when=asyncio.FIRST_COMPLETED)
                 finished, kill = await self._end(box, exited)
