@@ -28,10 +28,10 @@ MODULES = frozenset(
     importlib._bootstrap importlib._bootstrap_external importlib.machinery inspect io itertools json
     json.decoder json.encoder json.scanner keyword linecache marshal math opcode operator os os.path
     posix posixpath random re re._casefix re._compiler re._constants re._parser reprlib resource sandbox
-    sandbox.attest sandbox.cgroups sandbox.identity sandbox.init sandbox.landlock sandbox.launcher
-    sandbox.mounts sandbox.network sandbox.spec sandbox.syscalls sandbox.template sandbox.wire
-    select selectors signal socket stat
-    struct sys time token tokenize types typing typing.io typing.re warnings weakref zipimport
+    sandbox.agent sandbox.attest sandbox.cgroups sandbox.identity sandbox.init sandbox.landlock
+    sandbox.launcher sandbox.mounts sandbox.network sandbox.reporting sandbox.spec sandbox.syscalls
+    sandbox.template sandbox.wire select selectors signal socket stat struct sys time token tokenize
+    types typing typing.io typing.re warnings weakref zipimport
     """.split()
 )
 """Everything a launcher may import; names with an underscore before them are CPython's own halves."""
