@@ -104,7 +104,7 @@ class Supervisor:
     def _be_the_only_daemon(self) -> None:
         try:
             lock = workers.hold(f"{self.paths.state}/daemon.lock")
-        except OSError:
+        except BlockingIOError:
             raise UsageError(
                 f"a daemon for {self.paths.state} is running already", hint="supervisorctl ps"
             ) from None

@@ -21,7 +21,10 @@ def lock_path(paths: Paths, worker_id: str) -> str:
 
 def hold(path: str) -> int:
     """Lock a file for the life of the descriptor that is returned. Raises BlockingIOError if held."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise StateError(f"{path} cannot be made: {error.strerror}", hint="free space there") from error
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -179,7 +179,8 @@ class ControlServer:
     async def _run(self, wanted: dict[str, Any], who: str) -> Any:
         """Start a run here; the answer comes when the agent has been released, or could not be."""
         _check_rights(wanted, int(who.partition(":")[0]))
-        order = make_order(wanted)
+        # In a thread: reading a large tree or a secret's command must not keep a kill waiting.
+        order = await asyncio.to_thread(make_order, wanted)
         live = await self.supervisor.launch(order)
         await live.started.wait()
         if live.problem is not None:

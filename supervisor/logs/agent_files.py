@@ -18,6 +18,7 @@ from supervisor.logs.book import LogBook, LogLine
 from supervisor.logs.files import FileTail
 from supervisor.profile.schema import Profile
 
+_MAX_DEPTH = 32
 _MAX_EVENTS = 5000
 """More events than this of one run stay in the log only; the count goes on."""
 
@@ -82,10 +83,22 @@ class AgentFiles:
         if self._events >= _MAX_EVENTS:
             return
         try:
-            said = msgspec.json.decode(line.t)
-        except msgspec.DecodeError:
+            said = self._clean(msgspec.json.decode(line.t), 0)
+        except (msgspec.DecodeError, RecursionError):
             return
         if isinstance(said, dict):
             self._events += 1
             kind = EventKind.ITERATION if said.get("kind") == "iteration" else EventKind.AGENT_EVENT
             self._emit(kind, {"file": line.f, **{k: v for k, v in said.items() if k != "kind"}})
+
+    def _clean(self, value: Any, depth: int) -> Any:
+        """Once more through the redactor: decoding undoes escapes that it did not know in the line."""
+        if depth > _MAX_DEPTH:
+            return "(nested too deep)"
+        if isinstance(value, str):
+            return self._book.redactor.redact(value.encode())[0].decode(errors="replace")
+        if isinstance(value, list):
+            return [self._clean(item, depth + 1) for item in value]
+        if isinstance(value, dict):
+            return {self._clean(k, depth): self._clean(item, depth + 1) for k, item in value.items()}
+        return value

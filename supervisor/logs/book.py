@@ -49,13 +49,16 @@ class LogTotals:
 
 @dataclass(slots=True)
 class LogBook:
-    """The writer. budget_bytes: what is kept in all; past it lines are counted and dropped."""
+    """The writer. budget_bytes: what is kept in all, as it lies on the disk; past it lines are
+    counted and dropped. Lines longer than max_line_bytes come with up to redactor.longest bytes more.
+    """
 
     path: str
     redactor: Redactor
     budget_bytes: int
     max_line_bytes: int
     totals: LogTotals = field(default_factory=LogTotals)
+    written: int = 0
     _fd: int = -1
 
     def open(self) -> LogBook:
@@ -65,11 +68,12 @@ class LogBook:
 
     @property
     def full(self) -> bool:
-        return self.totals.bytes >= self.budget_bytes
+        return self.written >= self.budget_bytes
 
     def add(self, stream: Stream, lines: list[bytes], at: datetime, file: str = "") -> list[LogLine]:
         """Redact, then cut, then write. Returns what was kept, for whoever watches live."""
         kept: list[LogLine] = []
+        encoded: list[bytes] = []
         stamp = rfc3339(at)
         for raw in lines:
             if self.full:
@@ -77,13 +81,19 @@ class LogBook:
                 continue
             clean, count = self.redactor.redact(raw)
             self.totals.redacted += count
-            cut = max(0, len(clean) - self.max_line_bytes)
-            text = clean[: self.max_line_bytes].decode("utf-8", errors="replace")
-            kept.append(LogLine(stamp, stream, text, file, cut))
+            room = self.max_line_bytes
+            if len(raw) >= room + self.redactor.longest:
+                # A secret may have been cut in two where the line was; markers are shorter than secrets.
+                room = max(0, min(room, len(clean) - self.redactor.longest))
+            text = clean[:room].decode("utf-8", errors="replace")
+            line = LogLine(stamp, stream, text, file, max(0, len(clean) - room))
+            kept.append(line)
+            encoded.append(msgspec.json.encode(line) + b"\n")
             self.totals.lines += 1
-            self.totals.bytes += len(clean) + 1
+            self.totals.bytes += min(len(clean), room) + 1
+            self.written += len(encoded[-1])
         if kept:
-            self._write(b"".join(msgspec.json.encode(line) + b"\n" for line in kept))
+            self._write(b"".join(encoded))
         return kept
 
     def drop(self, count: int, lines: int = 0) -> None:

@@ -15,6 +15,7 @@ from sandbox import layout, syscalls
 from supervisor.logs.capture import LineSplitter
 
 _CHUNK = 1 << 18
+_CHUNKS_PER_LOOK = 16
 _MAX_FILES = 64
 _RULES = (
     syscalls.RESOLVE_BENEATH
@@ -24,10 +25,14 @@ _RULES = (
 )
 
 
+Found = tuple[str, list[bytes], int]
+"""File name, lines, and how many bytes of overlong lines were thrown away."""
+
+
 @dataclass(slots=True)
 class _Followed:
+    name: str
     fd: int
-    inode: int
     offset: int
     splitter: LineSplitter
 
@@ -37,70 +42,84 @@ class FileTail:
     """Follows every file whose path matches one of the patterns (as the agent sees them).
 
     folder: a descriptor of the box's log folder. refused collects names that are not plain files.
+    A file is known by its inode: renaming it (log rotation) does not make it a new one.
     """
 
     folder: int
     patterns: list[str]
     line_limit_bytes: int
     refused: set[str] = field(default_factory=set)
-    _followed: dict[str, _Followed] = field(default_factory=dict)
+    _followed: dict[int, _Followed] = field(default_factory=dict)
 
-    def poll(self) -> list[tuple[str, list[bytes], int]]:
-        """New lines since the last look: (file name, lines, bytes dropped of overlong lines)."""
-        found = []
-        for name in self._names():
-            known = self._followed.get(name)
-            current = self._open(name)
-            for entry in (known, current if current is not known else None):
-                if entry is not None:
-                    lines, dropped = self._read(entry)
-                    if lines or dropped:
-                        found.append((name, lines, dropped))
-            if known is not None and current is not None and current is not known:
-                os.close(known.fd)
-        return found
+    def poll(self) -> list[Found]:
+        """New lines since the last look, a bounded number of bytes of each file."""
+        return self._look(_CHUNKS_PER_LOOK)
 
-    def finish(self) -> list[tuple[str, list[bytes], int]]:
-        """The last look, after the box is empty, with lines that never got their newline."""
-        found = self.poll()
-        for name, entry in self._followed.items():
-            rest = entry.splitter.rest()
-            if rest:
-                found.append((name, rest, 0))
-            os.close(entry.fd)
+    def finish(self) -> list[Found]:
+        """The last look, after the box is empty: everything, also lines without their newline."""
+        found = self._look(None)
+        for entry in self._followed.values():
+            found += self._let_go(entry)
         self._followed.clear()
         return found
 
-    def _names(self) -> list[str]:
+    def _look(self, chunks: int | None) -> list[Found]:
+        there = self._find()
+        found: list[Found] = []
+        for inode, entry in list(self._followed.items()):
+            at_end = self._read(entry, chunks, found)
+            if at_end and inode not in there:
+                found += self._let_go(self._followed.pop(inode))  # replaced or removed
+        return found
+
+    def _let_go(self, entry: _Followed) -> list[Found]:
+        rest = entry.splitter.rest()
+        os.close(entry.fd)
+        return [(entry.name, rest, 0)] if rest else []
+
+    def _find(self) -> set[int]:
+        """The inodes under matching names now; new ones are opened, no more than there may be."""
         base = len(layout.LOG_FOLDER) + 1
         wanted = [pattern[base:] for pattern in self.patterns]
-        names = sorted(os.listdir(self.folder))
-        return [n for n in names if any(fnmatch.fnmatchcase(n, pattern) for pattern in wanted)][:_MAX_FILES]
+        there: set[int] = set()
+        with os.scandir(self.folder) as entries:
+            matching = sorted(
+                (e for e in entries if any(fnmatch.fnmatchcase(e.name, pattern) for pattern in wanted)),
+                key=lambda e: e.name,
+            )
+        for entry in matching:
+            if entry.inode() not in self._followed and len(self._followed) < _MAX_FILES:
+                self._open(entry.name)
+            there.add(entry.inode())
+        return there
 
-    def _open(self, name: str) -> _Followed | None:
-        """The file under that name now; a replaced one is read to its end first, then let go."""
+    def _open(self, name: str) -> None:
+        shown = os.fsencode(name).decode("utf-8", errors="backslashreplace")
         try:
             fd = syscalls.openat2(self.folder, name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW, _RULES)
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.EXDEV, errno.ENXIO):
-                self.refused.add(name)
-            return None
+                self.refused.add(shown)
+            return
         found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
-            self.refused.add(name)
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1 or found.st_ino in self._followed:
+            if found.st_ino not in self._followed:
+                self.refused.add(shown)
             os.close(fd)
-            return None
-        known = self._followed.get(name)
-        if known is not None and known.inode == found.st_ino:
-            os.close(fd)
-            if found.st_size < known.offset:
-                known.offset = 0  # truncated: what is there now is new
-            return known
-        entry = _Followed(fd, found.st_ino, 0, LineSplitter(self.line_limit_bytes))
-        self._followed[name] = entry
-        return entry
+            return
+        self._followed[found.st_ino] = _Followed(shown, fd, 0, LineSplitter(self.line_limit_bytes))
 
-    def _read(self, entry: _Followed) -> tuple[list[bytes], int]:
-        chunk = os.pread(entry.fd, _CHUNK, entry.offset)
-        entry.offset += len(chunk)
-        return entry.splitter.feed(chunk) if chunk else ([], 0)
+    def _read(self, entry: _Followed, chunks: int | None, found: list[Found]) -> bool:
+        """Read on; True when the end was reached. A file that shrank is read from its start again."""
+        if os.fstat(entry.fd).st_size < entry.offset:
+            entry.offset = 0
+        while chunks is None or chunks > 0:
+            chunk = os.pread(entry.fd, _CHUNK, entry.offset)
+            if not chunk:
+                return True
+            entry.offset += len(chunk)
+            lines, dropped = entry.splitter.feed(chunk)
+            if lines or dropped:
+                found.append((entry.name, lines, dropped))
+            chunks = chunks - 1 if chunks is not None else None
+        return False

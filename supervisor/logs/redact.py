@@ -6,6 +6,7 @@ Never lets a secret it was given pass, in any of the encodings a program commonl
 from __future__ import annotations
 
 import base64
+import html
 import json
 import re
 import urllib.parse
@@ -15,6 +16,8 @@ from typing import Protocol
 from supervisor.errors import UsageError
 
 MIN_SECRET_LENGTH = 6
+_PERCENT = re.compile("%[0-9A-F]{2}")
+_UNICODE = re.compile(r"\\u([0-9a-f]{4})")
 
 
 class Redactor(Protocol):
@@ -62,13 +65,24 @@ def _forms(value: str) -> set[bytes]:
             continue
         raw = text.encode()
         found |= {raw, raw.hex().encode(), raw.hex().upper().encode()}
-        found |= {json.dumps(text)[1:-1].encode(), json.dumps(text, ensure_ascii=False)[1:-1].encode()}
-        found |= {json.dumps(text)[1:-1].replace("/", "\\/").encode(), repr(text)[1:-1].encode()}
-        found |= {urllib.parse.quote(text).encode(), urllib.parse.quote(text, safe="").encode()}
-        found.add(urllib.parse.quote_plus(text).encode())
+        found |= {form.encode() for form in _json_forms(text)}
+        found |= {repr(text)[1:-1].encode(), html.escape(text).encode()}
+        percent = (urllib.parse.quote(text), urllib.parse.quote(text, safe=""), urllib.parse.quote_plus(text))
+        found |= {form.encode() for form in percent}
+        found |= {_PERCENT.sub(lambda m: m[0].lower(), form).encode() for form in percent}
         for offset in range(3):
             found |= _base64_at(raw, offset)
     return {form for form in found if len(form) >= MIN_SECRET_LENGTH}
+
+
+def _json_forms(text: str) -> set[str]:
+    """As the usual encoders write a string: ASCII or not, \\/ or /, and < > & ' + as they are or escaped."""
+    forms = {json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1]}
+    for escaped in ("/", "<>&", "<>&'+"):
+        for form in list(forms):
+            spelled = {"/": "\\/"} if escaped == "/" else {c: f"\\u{ord(c):04x}" for c in escaped}
+            forms.add("".join(spelled.get(c, c) for c in form))
+    return forms | {_UNICODE.sub(lambda m: "\\u" + m[1].upper(), form) for form in forms}
 
 
 def _base64_at(raw: bytes, offset: int) -> set[bytes]:

@@ -146,6 +146,8 @@ class LiveRun:
                 await self._walk(stack)
         except (BoxError, SupervisorError, OSError) as error:
             await self._not_started(_as_not_started(error))
+        except Exception as error:
+            await self._fail(error)
         finally:
             self.started.set()
             self.ended.set()
@@ -432,6 +434,15 @@ class LiveRun:
         verdict = Verdict(StopReason.NOT_STARTED, by, who, error.message)
         nothing = KillRecord(elapsed_ms=0.0, survivors=0, stage="exit")
         await self._finish(verdict, nothing, None, {"seconds": 0.0})
+
+    async def _fail(self, error: Exception) -> None:
+        """A mistake of ours outside of _supervise; the box is gone, and no other run may suffer from it."""
+        if self.wall_clock is None:
+            await self._not_started(NotStarted(f"unexpected: {error!r}"))
+            return
+        verdict = Verdict(StopReason.SUPERVISOR_LOST, "supervisor", "failure", repr(error))
+        kill = KillRecord(elapsed_ms=0.0, survivors=0, stage="kill")
+        await self._finish(verdict, kill, None, {"seconds": 0.0})
 
     async def _finish(
         self, verdict: Verdict, kill: KillRecord, wait_status: int | None, totals: dict[str, int | float]

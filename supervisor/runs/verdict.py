@@ -57,8 +57,16 @@ def decide(seen: Seen) -> Verdict:
     if code == -signal.SIGKILL and seen.oom_kills:
         return Verdict(StopReason.OUT_OF_MEMORY, "limit", "memory")
     if code < 0:
-        return Verdict(StopReason.FAILED, "agent", note=f"ended by {signal.Signals(-code).name}")
+        return Verdict(StopReason.FAILED, "agent", note=f"ended by {signal_name(-code)}")
     return Verdict(StopReason.FAILED, "agent", note=f"exit code {code}")
+
+
+def signal_name(number: int) -> str:
+    """SIGSEGV; "signal 35" for one without a name of its own: an agent may end itself with any."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def agent_exit_code(wait_status: int | None) -> int | None:

@@ -200,10 +200,9 @@ class SqliteStore:
 
     def clear_flag(self, key: str) -> bool:
         with self._transaction() as db:
-            done = db.execute(
-                "UPDATE tickets SET stop_requested = 0 WHERE key = ? AND stop_requested", (key,)
-            )
-            return done.rowcount > 0
+            row = db.execute("SELECT stop_requested FROM tickets WHERE key = ?", (key,)).fetchone()
+            db.execute("UPDATE tickets SET stop_requested = 0 WHERE key = ?", (key,))
+            return row is not None and is_true(row["stop_requested"])
 
     def settings(self) -> dict[str, str]:
         return {row["key"]: row["value"] for row in self._rows("SELECT key, value FROM agent_settings")}
