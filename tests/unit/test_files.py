@@ -1,0 +1,122 @@
+"""Owns following the log files that an agent writes: rotated, truncated, replaced, and no plain files.
+May touch a temporary folder that stands for the box's.
+Never lets a line be lost or told twice.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from supervisor.logs.files import FileTail
+
+
+@pytest.fixture
+def tail(tmp_path: Path) -> Iterator[FileTail]:
+    folder = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    yield FileTail(folder, ["/run/agent/*.ndjson"], 1 << 20)
+    os.close(folder)
+
+
+def lines(found: list[tuple[str, list[bytes], int]]) -> list[bytes]:
+    return [line for _, some, _ in found for line in some]
+
+
+def test_lines_as_they_come(tmp_path: Path, tail: FileTail) -> None:
+    path = tmp_path / "a.ndjson"
+    path.write_bytes(b"one\ntw")
+    (tmp_path / "other.txt").write_bytes(b"not ours\n")
+    assert tail.poll() == [("a.ndjson", [b"one"], 0)]
+    with path.open("ab") as file:
+        file.write(b"o\nthree")
+    assert lines(tail.poll()) == [b"two"]
+    assert lines(tail.poll()) == []
+    assert lines(tail.finish()) == [b"three"]
+
+
+def test_everything_is_read_at_the_end_however_much(tmp_path: Path, tail: FileTail) -> None:
+    wanted = [b"%d" % number for number in range(1_500_000)]
+    (tmp_path / "a.ndjson").write_bytes(b"\n".join(wanted) + b"\n")
+    first = lines(tail.poll())
+    assert first + lines(tail.finish()) == wanted
+
+
+def test_rotation_tells_nothing_twice_and_loses_nothing(tmp_path: Path, tail: FileTail) -> None:
+    path = tmp_path / "a.ndjson"
+    path.write_bytes(b"1\n")
+    told = lines(tail.poll())
+    with path.open("ab") as file:
+        file.write(b"2\n3")
+    path.rename(tmp_path / "a.1.ndjson")
+    path.write_bytes(b"4\n")
+    told += lines(tail.poll())
+    path.rename(tmp_path / "hidden")
+    told += lines(tail.poll()) + lines(tail.finish())
+    assert sorted(told) == [b"1", b"2", b"3", b"4"]
+
+
+def test_replaced_by_rename(tmp_path: Path, tail: FileTail) -> None:
+    path = tmp_path / "a.ndjson"
+    path.write_bytes(b"old\nunfinished")
+    told = lines(tail.poll())
+    (tmp_path / "new").write_bytes(b"new\n")
+    (tmp_path / "new").rename(path)
+    told += lines(tail.poll()) + lines(tail.finish())
+    assert sorted(told) == [b"new", b"old", b"unfinished"]
+
+
+def test_truncated(tmp_path: Path, tail: FileTail) -> None:
+    path = tmp_path / "a.ndjson"
+    path.write_bytes(b"first\nsecond\n")
+    assert lines(tail.poll()) == [b"first", b"second"]
+    path.write_bytes(b"third\n")
+    assert lines(tail.poll()) == [b"third"]
+    tail.finish()
+
+
+def test_removed_while_it_was_written(tmp_path: Path, tail: FileTail) -> None:
+    path = tmp_path / "a.ndjson"
+    path.write_bytes(b"1\n")
+    with path.open("ab") as file:
+        told = lines(tail.poll())
+        file.write(b"2\n")
+        file.flush()
+        path.unlink()
+        told += lines(tail.poll())
+    assert told == [b"1", b"2"]
+    tail.finish()
+
+
+def test_what_is_no_plain_file_is_refused_by_name(tmp_path: Path, tail: FileTail) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"secret\n")
+    (tmp_path / "link.ndjson").symlink_to(secret)
+    (tmp_path / "hard.ndjson").hardlink_to(secret)
+    os.mkfifo(tmp_path / "fifo.ndjson")
+    (tmp_path / "folder.ndjson").mkdir()
+    (tmp_path / "plain.ndjson").write_bytes(b"control\n")
+    assert lines(tail.poll()) == [b"control"]
+    assert tail.refused == {"link.ndjson", "hard.ndjson", "fifo.ndjson", "folder.ndjson"}
+    tail.finish()
+
+
+def test_a_name_that_is_no_text(tmp_path: Path, tail: FileTail) -> None:
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.ndjson")).write_bytes(b"line\n")
+    ((name, some, _),) = tail.poll()
+    assert (name, some) == ("\\xff.ndjson", [b"line"])
+    name.encode()
+    tail.finish()
+
+
+def test_no_more_files_than_there_may_be(tmp_path: Path, tail: FileTail) -> None:
+    for number in range(300):
+        (tmp_path / f"{number:03}.ndjson").write_bytes(b"x\n")
+    before = len(os.listdir("/proc/self/fd"))
+    assert len(lines(tail.poll())) == 64
+    assert len(os.listdir("/proc/self/fd")) <= before + 64
+    assert lines(tail.poll()) == []
+    tail.finish()
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -1,0 +1,62 @@
+"""Owns that writes reach the database in order, wait for it, and never hold up a kill.
+May touch a database in a temporary folder.
+Never asserts how long something took.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from supervisor.errors import StateError
+from supervisor.store.recorder import Recorder
+from supervisor.store.sqlite import SqliteStore
+
+
+def test_in_order(tmp_path: Path) -> None:
+    recorder = Recorder(str(tmp_path / "db"))
+    for number in range(100):
+        recorder.keep(lambda store, number=number: store.set_setting("n", str(number)))  # type: ignore[misc]
+    recorder.close()
+    store = SqliteStore(str(tmp_path / "db"))
+    assert store.settings() == {"n": "99"}
+    store.close()
+
+
+def test_a_kept_write_outwaits_a_lock_and_nobody_waits_for_it(tmp_path: Path) -> None:
+    path = str(tmp_path / "db")
+    recorder = Recorder(path)
+    recorder.write(lambda store: store.hurry(0.05)).result()
+    holder = sqlite3.connect(path, isolation_level=None)
+    holder.execute("BEGIN EXCLUSIVE")
+    written = recorder.keep(lambda store: store.set_setting("end", "told"))
+    assert asyncio.run(recorder.settled(written, 0.3)) is False
+    assert "locked" in recorder.problem
+    holder.execute("ROLLBACK")
+    holder.close()
+    assert asyncio.run(recorder.settled(written, 30)) is True
+    recorder.close()
+    store = SqliteStore(path)
+    assert store.settings() == {"end": "told"}
+    store.close()
+
+
+def test_a_single_try_carries_its_error(tmp_path: Path) -> None:
+    path = str(tmp_path / "db")
+    recorder = Recorder(path)
+    recorder.write(lambda store: store.hurry(0.05)).result()
+    holder = sqlite3.connect(path, isolation_level=None)
+    holder.execute("BEGIN EXCLUSIVE")
+    with pytest.raises(StateError):
+        recorder.write(lambda store: store.set_setting("x", "y")).result()
+    holder.close()
+    recorder.close()
+
+
+def test_a_database_that_cannot_be_opened(tmp_path: Path) -> None:
+    (tmp_path / "db").write_bytes(b"no database" * 100)
+    with pytest.raises(StateError):
+        Recorder(str(tmp_path / "db"))

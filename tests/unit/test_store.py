@@ -1,0 +1,249 @@
+"""Owns the database: what is written together, what is refused, and what other processes may do to it.
+May touch databases in temporary folders, from this process and others.
+Never loses a write, and never makes a new database where an old one cannot be read.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from supervisor.errors import StateError, UsageError
+from supervisor.events import Event, EventKind
+from supervisor.runs.reasons import StopReason
+from supervisor.store.flag_query import FlagQuery
+from supervisor.store.records import KillRecord, Run, RunState, Worker
+from supervisor.store.sqlite import SqliteStore, TicketIsRunning, is_true
+
+AT = "2026-09-01T02:14:07.512Z"
+
+
+def make_run(number: int = 1, ticket: str = "T-1") -> Run:
+    return Run(
+        run_id=f"R{number:04}",
+        ticket=ticket,
+        profile="offline",
+        profile_digest="d",
+        command=["a", "b c"],
+        worktree="/w",
+        host="h",
+        boot_id="b",
+        worker_id="W",
+        state=RunState.CREATED,
+        created_at=AT,
+    )
+
+
+def make_event(run: Run, kind: EventKind = EventKind.RUN_CREATED) -> Event:
+    return Event(at=AT, run_id=run.run_id, ticket=run.ticket, kind=kind, detail={"x": [1, "ü", None]})
+
+
+def ended(run: Run) -> Run:
+    return msgspec.structs.replace(
+        run,
+        state=RunState.ENDED,
+        reason=StopReason.KILLED,
+        ended_at=AT,
+        kill=KillRecord(elapsed_ms=1.5, survivors=0, stage="kill", processes=3),
+        attestation={"armed": ["x"], "facts": {"deep": [1]}},
+        totals={"seconds": 1.25},
+        cgroups=["/a"],
+    )
+
+
+def test_a_run_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+    store = SqliteStore(str(tmp_path / "db"))
+    run = make_run()
+    store.create_run(run, make_event(run))
+    assert store.run("R0001") == run == store.latest_run("T-1")
+    assert store.live_runs() == [run]
+    closed = ended(run)
+    store.update_run(closed, make_event(run, EventKind.RUN_ENDED))
+    assert store.run("R0001") == closed
+    assert store.live_runs() == []
+    assert [event.kind for _, event in store.events("R0001")] == ["run_created", "run_ended"]
+    assert store.events("R0001")[0][1] == make_event(run)
+    ticket = store.ticket("T-1")
+    assert ticket is not None
+    assert (ticket.state, ticket.stop_reason, ticket.attempts) == ("ended", "killed", 1)
+    store.close()
+
+
+def test_two_live_runs_of_a_ticket_are_refused_and_leave_no_trace(tmp_path: Path) -> None:
+    store = SqliteStore(str(tmp_path / "db"))
+    store.create_run(make_run(1), make_event(make_run(1)))
+    with pytest.raises(TicketIsRunning) as caught:
+        store.create_run(make_run(2), make_event(make_run(2)))
+    assert isinstance(caught.value, UsageError) and "T-1" in caught.value.message
+    assert store.run("R0002") is None and store.events("R0002") == []
+    ticket = store.ticket("T-1")
+    assert ticket is not None and ticket.attempts == 1
+    store.create_run(make_run(3, "T-2"), make_event(make_run(3, "T-2")))
+    store.close()
+
+
+def test_an_ended_run_stays_ended(tmp_path: Path) -> None:
+    store = SqliteStore(str(tmp_path / "db"))
+    run = make_run()
+    store.create_run(run, make_event(run))
+    store.update_run(ended(run), make_event(run, EventKind.RUN_ENDED))
+    late = msgspec.structs.replace(run, state=RunState.STOPPING, reason_by="operator")
+    store.update_run(late, make_event(run, EventKind.STOP_REQUESTED))
+    assert store.run("R0001") == ended(run)
+    assert len(store.events("R0001")) == 2
+    applied = msgspec.structs.replace(ended(run), applied="applied")
+    store.update_run(applied, make_event(run, EventKind.WORKTREE_APPLIED))
+    assert store.run("R0001") == applied
+    store.close()
+
+
+PROBE = (
+    "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute('SELECT count(*) FROM runs'); c.close()"
+)
+
+
+def test_writes_stay_visible_when_another_process_opens_and_closes(tmp_path: Path) -> None:
+    """Opening the file beside SQLite once dropped this process's locks: the other one then took the
+    log of the last connection for its own to delete, and writes after that were lost."""
+    path = str(tmp_path / "db")
+    first, second = SqliteStore(path), SqliteStore(path)
+    for number in range(1, 6):
+        run = make_run(number, f"T-{number}")
+        (first if number % 2 else second).create_run(run, make_event(run))
+        SqliteStore(path).close()
+        subprocess.run([sys.executable, "-c", PROBE, path], check=True)
+        assert len(first.live_runs()) == len(second.live_runs()) == number
+        outside = sqlite3.connect(path)
+        assert outside.execute("SELECT count(*) FROM runs").fetchone() == (number,)
+        outside.close()
+    first.close()
+    second.close()
+    again = SqliteStore(path)
+    assert len(again.live_runs()) == 5
+    again.close()
+
+
+def test_the_file_is_for_this_user_alone(tmp_path: Path) -> None:
+    SqliteStore(str(tmp_path / "db")).close()
+    assert os.stat(tmp_path / "db").st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"this is no database" * 100, b"SQLite format 3\0" + b"\xff" * 4096],
+    ids=["text", "header only"],
+)
+def test_a_damaged_database_is_kept_and_named(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "db"
+    path.write_bytes(content)
+    with pytest.raises(StateError) as caught:
+        SqliteStore(str(path))
+    assert str(path) in caught.value.message and caught.value.hint
+    assert path.read_bytes() == content
+
+
+def test_a_database_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "db"
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    with pytest.raises(StateError) as caught:
+        SqliteStore(str(path))
+    assert "newer version" in caught.value.message
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(StateError):
+        SqliteStore(str(tmp_path / "none/db"))
+
+
+def test_a_locked_database_fails_and_works_again(tmp_path: Path) -> None:
+    path = str(tmp_path / "db")
+    store = SqliteStore(path)
+    store.hurry(0.05)
+    holder = sqlite3.connect(path, isolation_level=None)
+    holder.execute("BEGIN EXCLUSIVE")
+    run = make_run()
+    with pytest.raises(StateError) as caught:
+        store.create_run(run, make_event(run))
+    assert "locked" in caught.value.message
+    assert store.live_runs() == [], "reading goes on"
+    holder.execute("ROLLBACK")
+    holder.close()
+    store.create_run(run, make_event(run))
+    assert store.live_runs() == [run]
+    store.close()
+
+
+def test_a_transaction_that_fails_leaves_the_connection_usable(tmp_path: Path) -> None:
+    """A full database rolls back by itself; our own rollback must not hide why."""
+    store = SqliteStore(str(tmp_path / "db"))
+    pages = store._db.execute("PRAGMA page_count").fetchone()[0]
+    store._db.execute(f"PRAGMA max_page_count = {pages}")
+    run = make_run()
+    big = msgspec.structs.replace(run, command=["x" * 500_000])
+    with pytest.raises(StateError) as caught:
+        store.create_run(big, make_event(run))
+    assert "no space" in caught.value.message
+    store._db.execute("PRAGMA max_page_count = 100000")
+    store.create_run(run, make_event(run))
+    store.close()
+
+
+@pytest.mark.parametrize("value", [1, 2, "1", "true", "TRUE", "t", "yes", " on ", "stop", b"x"])
+def test_set_flags(tmp_path: Path, value: object) -> None:
+    assert is_true(value)
+
+
+@pytest.mark.parametrize("value", [None, 0, "", "0", "false", "False", "f", "no", "n", "off", " ", b""])
+def test_flags_that_are_not_set(value: object) -> None:
+    assert not is_true(value)
+
+
+def test_flags_are_those_of_the_tickets_asked_for(tmp_path: Path) -> None:
+    store = SqliteStore(str(tmp_path / "db"))
+    for number in (1, 2, 3):
+        run = make_run(number, f"T-{number}")
+        store.create_run(run, make_event(run))
+    store._db.execute("UPDATE tickets SET stop_requested = 'yes' WHERE key IN ('T-1', 'T-3')")
+    assert store.flagged_tickets(["T-1", "T-2"]) == {"T-1"}
+    assert store.flagged_tickets([]) == set()
+    assert store.clear_flag("T-1") and not store.clear_flag("T-1")
+    assert store.flagged_tickets(["T-1"]) == set()
+    store.close()
+
+
+def test_settings_and_workers(tmp_path: Path) -> None:
+    store = SqliteStore(str(tmp_path / "db"))
+    store.set_setting("paused", "true")
+    store.set_setting("paused", "false")
+    assert store.settings() == {"paused": "false"}
+    worker = Worker(worker_id="W", host="h", boot_id="b", pid=1, kind="daemon", socket="/s", started_at=AT)
+    store.add_worker(worker)
+    assert store.workers() == [worker]
+    store.remove_worker("W")
+    assert store.workers() == []
+    store.close()
+
+
+def test_the_operators_query_reads_only_and_takes_the_key_as_a_value(tmp_path: Path) -> None:
+    path = tmp_path / "own.db"
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE q (k TEXT, stop TEXT)")
+    connection.execute("INSERT INTO q VALUES ('A', 'true'), ('B', 'false')")
+    connection.commit()
+    query = FlagQuery(str(path), "SELECT stop FROM q WHERE k = :ticket")
+    assert [query.is_set(key) for key in ("A", "B", "C", "A' OR 1=1 --")] == [True, False, False, False]
+    query.close()
+    with pytest.raises(StateError):
+        FlagQuery(str(path), "DELETE FROM q WHERE k <> :ticket")
+    with pytest.raises(StateError):
+        FlagQuery(str(tmp_path / "none.db"), "SELECT 1")
+    assert connection.execute("SELECT count(*) FROM q").fetchone() == (2,)
+    connection.close()
