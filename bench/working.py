@@ -29,7 +29,7 @@ _CPU = """
 import hashlib, json
 def work():
     digest = b""
-    for number in range(150_000):
+    for number in range(500_000):
         digest = hashlib.sha256(digest + str(number).encode()).digest()
         if number % 50 == 0:
             json.loads(json.dumps({"n": number, "d": digest.hex(), "l": list(range(20))}))
@@ -58,16 +58,17 @@ def work():
 _TOOLS = """
 import subprocess, shutil
 def work():
-    subprocess.run(["git", "status", "--porcelain"], check=True, stdout=subprocess.DEVNULL)
-    subprocess.run(["grep", "-rc", "measured", "files"], check=True, stdout=subprocess.DEVNULL)
-    subprocess.run("mkdir out && tar cf - files | tar xf - -C out", shell=True, check=True)
+    for _ in range(5):
+        subprocess.run(["git", "status", "--porcelain"], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(["grep", "-rc", "measured", "files"], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run("mkdir out && tar cf - files/? | tar xf - -C out", shell=True, check=True)
     shutil.rmtree("out")
 """
 
 _PROGRAMS = (
     ("cpu", "hashing and JSON in Python, s", _CPU, 1.03),
     ("files", f"stat, read and copy of {_FILES} files, s", _OWN, 1.10),
-    ("tools", f"git status, grep -r and tar over {_FILES} files, s", _TOOLS, 1.10),
+    ("tools", "git status and grep -r 5 times, tar of 1000 files, s", _TOOLS, 1.10),
 )
 
 
