@@ -9,6 +9,7 @@ import asyncio
 import os
 import signal
 import sys
+from pathlib import Path
 
 from stand import HOSTILE, PYTHON
 
@@ -25,8 +26,8 @@ GRACE_S = 0.2
 async def main(step: str, victims: str, tree: str, profile: str, marker: str) -> None:
     async def ask(live: LiveRun) -> None:
         """As soon as the tree of processes stands; the steps of an end are only reached by one."""
-        log = f"{supervisor.paths.run_folder(live.run.run_id)}/log.ndjson"
-        while "UP" not in open(log, encoding="utf-8").read() and not live.ended.is_set():
+        log = Path(supervisor.paths.logs(live.run.run_id))
+        while "UP" not in log.read_text() and not live.ended.is_set():
             await asyncio.sleep(0.02)
         live.request_stop(stop_request("operator", GRACE_S, who="0:test", note="crash"))
 
