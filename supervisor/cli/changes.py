@@ -6,6 +6,7 @@ Never applies what was not vetted, and says what it refused.
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -85,8 +86,7 @@ def apply_changes(ticket: str, *, quiet: bool) -> dict[str, Any]:
         owner = os.stat(run.worktree)
         written = write_changes(trees, vetted.accepted, owner.st_uid, owner.st_gid)
         outcome = {"ticket": ticket, "written": written, **_as_json(vetted)}
-        refused = [msgspec.to_builtins({"path": r.path, "why": r.why}) for r in vetted.refused]
-        _record(store, run, "applied", {"written": written, "refused": refused[:100]})
+        _record(store, run, "applied", {"written": written, "refused": outcome["refused"][:100]})
     remove_overlay(run.overlay)
     if not quiet:
         output.say(f"{output.accent(ticket)}  {written} changes applied to {run.worktree}")
@@ -136,11 +136,16 @@ def _record(store: SqliteStore, run: Run, word: str, detail: dict[str, Any]) -> 
 
 def _as_json(vetted: Vetted) -> dict[str, Any]:
     changes = [
-        {"path": c.path, "how": c.how, "what": c.what, "size": c.size, "mode": f"{c.mode:o}"}
+        {"path": _text_of(c.path), "how": c.how, "what": c.what, "size": c.size, "mode": f"{c.mode:o}"}
         for c in vetted.accepted
     ]
-    refused = [{"path": refusal.path, "why": refusal.why} for refusal in vetted.refused]
-    return {"changes": changes, "refused": refused, "look_at": vetted.look_at}
+    refused = [{"path": _text_of(r.path), "why": _text_of(r.why)} for r in vetted.refused]
+    return {"changes": changes, "refused": refused, "look_at": [_text_of(path) for path in vetted.look_at]}
+
+
+def _text_of(path: str) -> str:
+    """A name that is no UTF-8 is none in JSON or the database either: its bytes as \\xff."""
+    return os.fsencode(path).decode("utf-8", errors="backslashreplace")
 
 
 def _line(change: Change) -> str:
@@ -160,10 +165,12 @@ def _print_refused(vetted: Vetted) -> None:
 def _print_text_diff(trees: Trees, change: Change) -> None:
     import difflib
 
+    if change.how == "deleted":
+        return
     in_upper, path = change.source
     new = _text(trees.upper if in_upper else trees.lower, path)
     old = [] if change.how == "added" else _text(trees.lower, change.path)
-    if change.how == "deleted" or new is None or old is None:
+    if new is None or old is None:
         return
     for line in list(difflib.unified_diff(old, new, lineterm="", n=2))[2:]:
         shown = output.visible(line, always=True)
@@ -176,6 +183,9 @@ def _text(root: int, path: str) -> list[str] | None:
     try:
         fd = open_beneath(root, path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     except OSError:
+        return None
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
         return None
     with open(fd, "rb") as file:
         raw = file.read(_MAX_DIFF_BYTES + 1)

@@ -40,6 +40,9 @@ HANDOFF = (
 """Files that a program on the host obeys later: applied, but named, so that somebody looks at them."""
 
 
+_READ_FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW
+
+
 @dataclass(frozen=True, slots=True)
 class Refusal:
     path: str
@@ -61,9 +64,16 @@ def vet(trees: Trees, protect: list[str], *, started_ns: int) -> Vetted:
     Raises UsageError for an overlay with more changes than anybody will review.
     """
     vetted = Vetted()
+    kept: set[str] = set()
     try:
         for change in changes(trees):
             why = _why_not(trees, change, protect, started_ns)
+            if why == "" and (there := _kept_above(kept, change.path)) is not None:
+                why = f"{there} stays as it is"
+            if why and change.how != "added":
+                kept.add(change.path)
+            if why and change.how == "added" and change.what in ("folder", "special"):
+                kept.add(change.path)
             if why == "":
                 vetted.accepted.append(change)
                 if any(matches(pattern, change.path) for pattern in HANDOFF):
@@ -80,6 +90,8 @@ def _why_not(trees: Trees, change: Change, protect: list[str], started_ns: int) 
     pattern = is_covered(protect, change.path)
     if pattern == ".git":
         return None
+    if any(part.casefold() == ".git" for part in change.path.split("/")):
+        return "a repository's own .git is never carried over"
     if pattern is not None:
         empty = change.how == "added" and change.size == 0 and change.what in ("folder", "file")
         return None if empty else f"protected by {pattern}"
@@ -87,7 +99,7 @@ def _why_not(trees: Trees, change: Change, protect: list[str], started_ns: int) 
         return "not a plain file, folder or symlink"
     if change.what == "symlink" and change.how != "deleted" and _escapes(change):
         return f"symlink out of the worktree ({change.link})"
-    if change.how != "added" and _changed_since(trees, change.path, started_ns):
+    if change.how != "added" and _changed_since(trees, change.path, change.how, started_ns):
         return "changed on the host since the run began"
     return ""
 
@@ -95,12 +107,16 @@ def _why_not(trees: Trees, change: Change, protect: list[str], started_ns: int) 
 def _escapes(change: Change) -> bool:
     if change.link.startswith("/"):
         return True
+    parts = [part for part in change.link.split("/") if part not in ("", ".")]
+    names = next((number for number, part in enumerate(parts) if part != ".."), len(parts))
+    if ".." in parts[names:]:
+        return True  # behind a name, .. leads up from wherever that name points to: not from here
     folder = os.path.dirname(change.path)
     resolved = os.path.normpath(os.path.join(folder, change.link))
     return resolved == ".." or resolved.startswith("../") or resolved.split("/")[0].casefold() == ".git"
 
 
-def _changed_since(trees: Trees, path: str, started_ns: int) -> bool:
+def _changed_since(trees: Trees, path: str, how: str, started_ns: int) -> bool:
     try:
         fd = open_beneath(trees.lower, path, os.O_PATH | os.O_NOFOLLOW)
     except OSError:
@@ -109,18 +125,68 @@ def _changed_since(trees: Trees, path: str, started_ns: int) -> bool:
         found = os.fstat(fd)
     finally:
         os.close(fd)
-    return not stat.S_ISDIR(found.st_mode) and found.st_mtime_ns > started_ns
+    if found.st_mtime_ns > started_ns and not stat.S_ISDIR(found.st_mode):
+        return True
+    return how == "deleted" and stat.S_ISDIR(found.st_mode) and _newer_below(trees.lower, path, started_ns)
+
+
+def _newer_below(root: int, path: str, started_ns: int) -> bool:
+    """Did the host make or change anything in a folder that is to be deleted?"""
+    pending = [path]
+    while pending:
+        folder = pending.pop()
+        try:
+            fd = open_beneath(root, folder, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError:
+            return True  # not to be looked into is not known to be old
+        try:
+            with os.scandir(fd) as entries:
+                for entry in entries:
+                    if entry.stat(follow_symlinks=False).st_mtime_ns > started_ns:
+                        return True
+                    if entry.is_dir(follow_symlinks=False):
+                        pending.append(f"{folder}/{entry.name}")
+        finally:
+            os.close(fd)
+    return False
+
+
+def _kept_above(kept: set[str], path: str) -> str | None:
+    """The path itself or a folder above it that was refused: nothing can be put there."""
+    parts = path.split("/")
+    return next((p for n in range(1, len(parts) + 1) if (p := "/".join(parts[:n])) in kept), None)
 
 
 def apply(trees: Trees, accepted: list[Change], owner_uid: int, owner_gid: int) -> int:
-    """Write the accepted changes; how many were written. Deletions first, deepest first."""
+    """Write the accepted changes; how many were written.
+
+    What only moved is still in the worktree at its old place: it is set aside before anything is
+    deleted. Then deletions, deepest first, then the rest. Raises StateError; apply can be repeated.
+    """
     writer = _Writer(trees, owner_uid, owner_gid)
+    moved = {change.path: change.source[1] for change in accepted if writer.must_keep(change)}
     deletions = [change for change in accepted if change.how == "deleted"]
-    for change in sorted(deletions, key=lambda c: c.path.count("/"), reverse=True):
-        writer.delete(change.path)
-    for change in accepted:
-        if change.how != "deleted":
-            writer.write(change)
+    done = 0
+    here = ""
+    try:
+        for here, old in moved.items():
+            writer.set_aside(here, old)
+        for change in sorted(deletions, key=lambda c: c.path.count("/"), reverse=True):
+            here = change.path
+            writer.delete(here)
+            done += 1
+        for change in accepted:
+            here = change.path
+            if change.how != "deleted":
+                writer.write(change)
+                done += 1
+    except OSError as error:
+        raise StateError(
+            f"{here} cannot be written: {error.strerror or error} ({done} of {len(accepted)} changes are)",
+            hint="something changes the worktree meanwhile, or the disk is full; then apply again",
+        ) from error
+    finally:
+        writer.drop_aside()
     return len(accepted)
 
 
@@ -129,6 +195,34 @@ class _Writer:
     trees: Trees
     owner_uid: int
     owner_gid: int
+    aside: dict[str, str] = field(default_factory=dict)
+    _aside_name: str = ""
+    _aside_folder: int = -1
+
+    def must_keep(self, change: Change) -> bool:
+        return change.what == "file" and change.how != "deleted" and not change.source[0]
+
+    def set_aside(self, path: str, old: str) -> None:
+        """By a second name in a folder beside; deleting the old name then loses nothing."""
+        if self._aside_folder < 0:
+            self._aside_name = f".apply-{secrets.token_hex(8)}"
+            os.mkdir(self._aside_name, 0o700, dir_fd=self.trees.lower)
+            self._aside_folder = open_beneath(
+                self.trees.lower, self._aside_name, os.O_RDONLY | os.O_DIRECTORY
+            )
+        parent, name = self._parent(old)
+        kept = str(len(self.aside))
+        try:
+            os.link(name, kept, src_dir_fd=parent, dst_dir_fd=self._aside_folder, follow_symlinks=False)
+        finally:
+            os.close(parent)
+        self.aside[path] = kept
+
+    def drop_aside(self) -> None:
+        if self._aside_folder >= 0:
+            os.close(self._aside_folder)
+            self._aside_folder = -1
+            shutil.rmtree(self._aside_name, dir_fd=self.trees.lower)
 
     def _parent(self, path: str) -> tuple[int, str]:
         parent, _, name = path.rpartition("/")
@@ -178,9 +272,11 @@ class _Writer:
             raise
 
     def _copy(self, change: Change, folder: int, temporary: str) -> None:
-        in_upper, path = change.source
-        root = self.trees.upper if in_upper else self.trees.lower
-        source = open_beneath(root, path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+        kept = self.aside.get(change.path)
+        if kept is not None:
+            source = open_beneath(self._aside_folder, kept, _READ_FILE)
+        else:
+            source = open_beneath(self.trees.upper, change.source[1], _READ_FILE)
         with open(source, "rb") as reader:
             if not stat.S_ISREG(os.fstat(reader.fileno()).st_mode):
                 raise StateError(f"{change.path} is no plain file any more")

@@ -80,6 +80,8 @@ def changes(trees: Trees) -> Iterator[Change]:
 def _merge(trees: Trees, path: str, upper: str, lower: str | None) -> Iterator[Change]:
     """upper is the folder in the upper layer; lower where its old contents are, None for none.
 
+    What is told is the difference to what stands in the worktree at the same path now.
+
     Written with a stack of its own: an agent can nest folders deeper than Python can recurse.
     """
     pending: list[tuple[str, str, str | None]] = [(path, upper, lower)]
@@ -92,16 +94,16 @@ def _merge(trees: Trees, path: str, upper: str, lower: str | None) -> Iterator[C
             if found is None:
                 yield Change(here, "added", "special")  # too deep, or gone: refused, not passed over
                 continue
-            old = None if before is None else _stat(trees.lower, before)
+            host = _stat(trees.lower, here)
             if stat.S_ISCHR(found.st_mode) and found.st_rdev == 0:
-                if old is not None:
-                    yield Change(here, "deleted", _kind(old.st_mode))
+                if host is not None:
+                    yield Change(here, "deleted", _kind(host.st_mode))
             elif stat.S_ISDIR(found.st_mode):
                 origin = _origin(trees.upper, there, before)
-                yield from _folder(trees, here, there, found, old, before, origin)
+                yield from _folder(trees, here, there, found, host, origin)
                 pending.append((here, there, origin))
             else:
-                yield from _leaf(trees, here, there, found, old, before)
+                yield from _leaf(trees, here, there, found, host)
 
 
 def _folder(
@@ -109,24 +111,27 @@ def _folder(
     here: str,
     there: str,
     found: os.stat_result,
-    old: os.stat_result | None,
-    before: str | None,
+    host: os.stat_result | None,
     origin: str | None,
 ) -> Iterator[Change]:
-    """The folder itself, and what an opaque or redirected one takes away or brings along."""
-    was_folder = old is not None and stat.S_ISDIR(old.st_mode)
-    if old is not None and not was_folder:
-        yield Change(here, "deleted", _kind(old.st_mode))
-    if not was_folder:
+    """The folder itself, and what an opaque or redirected one takes away or brings along.
+
+    host is what stands at its place in the worktree; origin where its old contents are.
+    """
+    is_folder = host is not None and stat.S_ISDIR(host.st_mode)
+    if host is not None and not is_folder:
+        yield Change(here, "deleted", _kind(host.st_mode))
+    if not is_folder:
         yield Change(here, "added", "folder", mode=found.st_mode & 0o777)
-    if was_folder and origin != before and before is not None:
-        kept = set(_names(trees.upper, there)) if origin is None else set()
-        for name in _names(trees.lower, before):
-            if name not in kept:
-                entry = _stat(trees.lower, _join(before, name))
-                if entry is not None:
-                    yield Change(_join(here, name), "deleted", _kind(entry.st_mode))
-    if origin is not None and origin != before:
+    if origin == here:
+        return
+    if is_folder:
+        told = set(_names(trees.upper, there))
+        for name in sorted(set(_names(trees.lower, here)) - told):
+            entry = _stat(trees.lower, _join(here, name))
+            if entry is not None:
+                yield Change(_join(here, name), "deleted", _kind(entry.st_mode))
+    if origin is not None:
         yield from _brought_along(trees, here, there, origin)
 
 
@@ -148,15 +153,15 @@ def _brought_along(trees: Trees, here: str, there: str, origin: str) -> Iterator
 
 
 def _leaf(
-    trees: Trees, here: str, there: str, found: os.stat_result, old: os.stat_result | None, before: str | None
+    trees: Trees, here: str, there: str, found: os.stat_result, host: os.stat_result | None
 ) -> Iterator[Change]:
     new = _added(trees.upper, here, there, found, in_upper=True)
-    if old is None:
+    if host is None:
         yield new
-    elif _kind(old.st_mode) != new.what:
-        yield Change(here, "deleted", _kind(old.st_mode))
+    elif _kind(host.st_mode) != new.what:
+        yield Change(here, "deleted", _kind(host.st_mode))
         yield new
-    elif before is not None and not _same(trees, there, before, found, old):
+    elif not _same(trees, there, here, found, host):
         yield Change(here, "modified", new.what, new.mode, new.size, new.link, new.source)
 
 
@@ -219,7 +224,8 @@ def _xattr(root: int, path: str, name: str) -> bytes | None:
     except OSError:
         return None
     try:
-        for prefix in _XATTR:
+        # Made as root, the overlay's own marks are trusted.*; anybody could have written user.* there.
+        for prefix in _XATTR[: 1 if os.geteuid() == 0 else 2]:
             try:
                 return os.getxattr(fd, prefix + name)
             except OSError:
