@@ -35,7 +35,9 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def error_answer(error: errors.SupervisorError) -> Answer:
-    return Answer(kind="error", error=type(error).__name__, message=error.message, hint=error.hint)
+    """Under the nearest name that the client knows too."""
+    known = next(kind.__name__ for kind in type(error).__mro__ if hasattr(errors, kind.__name__))
+    return Answer(kind="error", error=known, message=error.message, hint=error.hint)
 
 
 def to_error(answer: Answer) -> errors.SupervisorError:

@@ -96,8 +96,10 @@ class ControlServer:
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Answer:
         try:
+            # Read first: a refusal that closes on a request still being sent would not arrive.
+            said = await reader.readline()
             who = self._admit(writer.get_extra_info("socket"))
-            request = msgspec.json.decode(await reader.readline(), type=Request)
+            request = msgspec.json.decode(said, type=Request)
             handler = self.handlers.get(request.op)
             if handler is None:
                 raise UsageError(
@@ -106,7 +108,7 @@ class ControlServer:
             return Answer(kind="result", value=await handler(request.arguments, who))
         except SupervisorError as error:
             return error_answer(error)
-        except (msgspec.DecodeError, msgspec.ValidationError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             return error_answer(UsageError(f"the request cannot be read: {error}"))
 
     def _admit(self, peer: socket.socket) -> str:
