@@ -281,7 +281,7 @@ def _state_error(path: str, error: Exception) -> StateError:
             f"the database {path} is damaged: {text}",
             hint=f"move it away (mv {path} {path}.damaged); runs start with a new one, and the logs stay",
         )
-    if "full" in text or "No space" in text:
+    if "full" in text or "No space" in text or ("I/O error" in text and _is_full(os.path.dirname(path))):
         return StateError(
             f"no space left for {path}", hint="free space on that file system; nothing was lost"
         )
@@ -292,6 +292,15 @@ def _state_error(path: str, error: Exception) -> StateError:
         )
     hint = "make the folder writable for this user, or set SUPERVISOR_STATE_DIR to one that is"
     return StateError(f"the database {path} cannot be used: {text}", hint=hint)
+
+
+def _is_full(folder: str) -> bool:
+    """Shared memory that cannot grow is an I/O error to SQLite, not a full disk."""
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return False
+    return found.f_bavail * found.f_frsize < 1 << 16
 
 
 def _create_private(path: str) -> None:
