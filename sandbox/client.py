@@ -8,25 +8,30 @@ from __future__ import annotations
 import array
 import asyncio
 import base64
+import fcntl
 import functools
 import json
 import os
 import socket
 import subprocess
 import sys
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from sandbox.cgroups import RunGroup
 from sandbox.launcher import MAX_MESSAGE
 from sandbox.spec import Base, BoxSpec
 from sandbox.wire import encode, to_json
 
+T = TypeVar("T")
+
 _PACKAGE_PARENT = str(Path(__file__).resolve().parent.parent)
 _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from sandbox.launcher import main; main()"
 _ARMING_PATIENCE_S = 20.0
 _ABANDON_PATIENCE_S = 5.0
+_UNWANTED_PAUSE_S = 0.02
 
 
 class BoxError(Exception):
@@ -73,6 +78,7 @@ class LauncherClient:
         self.capabilities: Capabilities
         self._boot = boot
         self._lock = asyncio.Lock()
+        self._running: set[asyncio.Future[Any]] = set()
         self._socket: socket.socket
         self._process: subprocess.Popen[bytes]
 
@@ -90,6 +96,10 @@ class LauncherClient:
 
     async def __aexit__(self, *_: object) -> None:
         """Closing the socket makes the launcher end what is left and go."""
+        running = list(self._running)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
         self._socket.close()
         await asyncio.to_thread(self._process.wait)
 
@@ -102,12 +112,19 @@ class LauncherClient:
     ) -> tuple[dict[str, Any], list[int]]:
         """Send one request and wait for its answer. Raises BoxError when it is refused."""
         message = json.dumps({"op": op, **encode(values)}, separators=(",", ":")).encode()
-        async with self._lock:
-            try:
-                await _send(self._socket, message, descriptors)
-                raw, passed = await _receive(self._socket, MAX_MESSAGE)
-            except OSError as error:
-                raise LauncherGone(f"the launcher does not answer: {error}") from error
+        if len(message) > MAX_MESSAGE:
+            raise BoxError(
+                f"{len(message)} bytes describe this box, the launcher takes {MAX_MESSAGE}: "
+                "too many protected or hidden paths",
+                control="protected_paths",
+            )
+        # A caller that is cancelled must not leave its answer for the next one to read.
+        exchange = self._own(self._exchange(message, [os.dup(fd) for fd in descriptors]))
+        try:
+            raw, passed = await asyncio.shield(exchange)
+        except asyncio.CancelledError:
+            exchange.add_done_callback(_discard)
+            raise
         if not raw:
             raise LauncherGone("the launcher has ended")
         reply: dict[str, Any] = json.loads(raw)
@@ -116,6 +133,33 @@ class LauncherClient:
                 os.close(fd)
             raise BoxError(reply["message"], control=reply["control"], number=reply["errno"])
         return reply, passed
+
+    def _own(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """A task that goes on when its caller is cancelled, and is ended with this client."""
+        task = asyncio.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return task
+
+    async def _exchange(self, message: bytes, descriptors: list[int]) -> tuple[bytes, list[int]]:
+        try:
+            async with self._lock:
+                await _send(self._socket, message, tuple(descriptors))
+                return await _receive(self._socket, MAX_MESSAGE)
+        except OSError as error:
+            raise LauncherGone(f"the launcher does not answer: {error}") from error
+        finally:
+            for fd in descriptors:
+                os.close(fd)
+
+    async def _end_unwanted(self, run_id: str) -> None:
+        """A start that nobody waits for any more; its requests queue behind the start itself."""
+        try:
+            await self.request("kill", run_id=run_id)
+            while not (await self.request("finish", run_id=run_id))[0]["dead"]:
+                await asyncio.sleep(_UNWANTED_PAUSE_S)
+        except BoxError:
+            return
 
     async def start(
         self, spec: BoxSpec, streams: Streams, argv: list[str], environment: dict[str, str]
@@ -135,6 +179,10 @@ class LauncherClient:
                     spec={**encode(spec), "base": None},
                     base=_base_text(spec.base),
                 )
+        except asyncio.CancelledError:
+            ours.close()
+            self._own(self._end_unwanted(spec.run_id))
+            raise
         except BaseException:
             ours.close()
             raise
@@ -178,11 +226,20 @@ def _spawn(socket_fd: int, boot: str) -> subprocess.Popen[bytes]:
 
 
 def _sealed(command: dict[str, Any]) -> int:
-    fd = os.memfd_create("command", os.MFD_CLOEXEC)
+    """A memory file that nobody can change any more (memfd_create(2), F_ADD_SEALS)."""
+    fd = os.memfd_create("command", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     raw = json.dumps(command).encode()
     while raw:
         raw = raw[os.write(fd, raw) :]
+    seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
     return fd
+
+
+def _discard(exchange: asyncio.Future[tuple[bytes, list[int]]]) -> None:
+    if not exchange.cancelled() and exchange.exception() is None:
+        for fd in exchange.result()[1]:
+            os.close(fd)
 
 
 def _settle(ready: asyncio.Future[None]) -> None:

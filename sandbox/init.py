@@ -11,6 +11,7 @@ import select
 import signal
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -18,7 +19,7 @@ from sandbox import agent, identity, mounts, network, syscalls
 from sandbox.cgroups import RunGroup
 from sandbox.reporting import MESSAGE_BYTES, Armed, NotArmed, reason, receive, report_failure, send, send_raw
 from sandbox.spec import Base, BoxSpec, Control
-from sandbox.wire import decode_box
+from sandbox.wire import SpecError, decode_box
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +104,17 @@ class _Blank:
                 if self.failure is not None or self.agent_socket is None:
                     raise self.failure or NotArmed(Control.PID_NAMESPACE, "no process for the agent")
                 # The agent's process reads its part while the mounts are made here.
-                send_raw(self.agent_socket, raw, (given.stdin, given.stdout, given.stderr, given.command))
+                with suppress(BrokenPipeError, ConnectionResetError):  # it has said why; the reaper reads it
+                    send_raw(self.agent_socket, raw, (given.stdin, given.stdout, given.stderr, given.command))
                 passed = self._arm(decode_box(json.loads(raw), self.base), given)
             except NotArmed as error:
                 report_failure(channel, error)
+                return 1
+            except SpecError as error:
+                send(
+                    channel,
+                    {"kind": "failed", "control": "", "message": f"bad request: {error}", "errno": ""},
+                )
                 return 1
             return _Reaper(channel, self.agent_socket, self.agent_pid, passed).run()
 
@@ -115,6 +123,7 @@ class _Blank:
         assert self.agent_socket is not None
         self.armed.require(frozenset(box.required))
         self.stage.idmap_fd = given.idmap
+        self.stage.template = ""  # it has the base's steps; these are the run's own
         _steps(lambda: mounts.carry_out(self.stage, box.steps))
         with self.armed.arming(Control.ROOT):
             mounts.enter(self.stage)
@@ -123,15 +132,18 @@ class _Blank:
         if box.gateway_port:
             with self.armed.arming(Control.NETWORK_NAMESPACE):
                 passed["listener"] = network.open_listener(box.gateway_port).detach()
-        send(self.agent_socket, {"controls": self.armed.controls, "missing": self.armed.missing})
-        self._become_init(given)
+        with suppress(BrokenPipeError, ConnectionResetError):
+            send(self.agent_socket, {"controls": self.armed.controls, "missing": self.armed.missing})
+        with self.armed.arming(Control.IDENTITY):
+            self._become_init(given)
         return {name: fd for name, fd in passed.items() if fd >= 0}
 
     def _become_init(self, given: RunHandles) -> None:
         """Give up everything that PID 1 no longer needs: it is the agent's uid without a capability."""
         privileged = self.handles.user_namespace >= 0
         if privileged:
-            syscalls.setns(self.handles.user_namespace, syscalls.CLONE_NEWUSER)
+            with self.armed.arming(Control.USER_NAMESPACE):
+                syscalls.setns(self.handles.user_namespace, syscalls.CLONE_NEWUSER)
         identity.drop_bounding_set()
         identity.become_agent(privileged)
         syscalls.set_dumpable(False)
@@ -204,17 +216,6 @@ def control_of(step: object) -> Control:
             return Control.PROTECTED_PATHS
         case _:
             return Control.ROOT
-
-
-def _become_init(privileged: bool, needless: tuple[int, ...]) -> None:
-    """Give up everything that PID 1 no longer needs: it is the agent's uid without a capability."""
-    identity.drop_bounding_set()
-    identity.become_agent(privileged)
-    syscalls.set_dumpable(False)
-    syscalls.set_parent_death_signal(signal.SIGKILL)  # the change of uid cleared it
-    syscalls.set_process_name("box-init")
-    for fd in needless:
-        os.close(fd)
 
 
 class _Reaper:

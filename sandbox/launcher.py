@@ -9,8 +9,10 @@ import errno
 import gc
 import json
 import os
+import select
 import signal
 import socket
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -90,9 +92,20 @@ class Launcher:
 
     def serve(self) -> None:
         """Until the supervisor's end closes; then everything that was started is ended."""
+        poller = select.poll()
+        poller.register(self.supervisor, select.POLLIN)
+        if self.template:
+            poller.register(self.template.host_table, select.POLLPRI)
         try:
-            while self._one_message():
-                pass
+            while True:
+                for fd, _ in poller.poll():
+                    if fd == self.supervisor.fileno():
+                        if not self._one_message():
+                            return
+                    elif self.template:
+                        # The host mounted or unmounted something: let go of our copy of its mounts.
+                        self._drop_blank()
+                        self.template.forget()
         finally:
             self.end_everything()
 
@@ -162,7 +175,7 @@ class Launcher:
         self.blank = None
         try:
             self._assign(box, request["spec"], descriptors)
-            passed = [os.dup(box.pidfd)]
+            passed = [box.pidfd]
         except BaseException:
             self._end(box)
             raise
@@ -186,6 +199,8 @@ class Launcher:
         except OSError as error:
             raise Refused(f"{error.strerror} ({error.filename})", "cgroup", error.errno or 0) from error
         self._make_overlay_folders(plain["steps"], box.identity)
+        if box.identity:
+            _give_pipes(descriptors[2:4], box.identity.uid)
         owner = (decode(int, plain["owner_uid"]), decode(int, plain["owner_gid"]))
         idmap = [box.identity.idmap(*owner)] if box.identity else []
         with box.assignment:
@@ -255,7 +270,12 @@ class Launcher:
 
     def _make_group(self, base: Base, name: str) -> cgroups.RunGroup:
         try:
-            return cgroups.create(self._where(base.namespace_key), name)
+            try:
+                return cgroups.create(self._where(base.namespace_key), name)
+            except FileNotFoundError:
+                # Another launcher of this state found the folder empty and removed it: make it again.
+                del self.hierarchies[base.namespace_key]
+                return cgroups.create(self._where(base.namespace_key), name)
         except OSError as error:
             if self.privileged:
                 raise Refused(f"{error.strerror} ({error.filename})", "cgroup", error.errno or 0) from error
@@ -389,6 +409,13 @@ def _kill_members(group: cgroups.RunGroup, members: list[int]) -> None:
                 continue
             finally:
                 os.close(pidfd)
+
+
+def _give_pipes(descriptors: list[int], uid: int) -> None:
+    """Output pipes belong to the agent: `echo > /dev/stderr` opens one by its name."""
+    for fd in descriptors:
+        if stat.S_ISFIFO(os.fstat(fd).st_mode):
+            os.fchown(fd, uid, uid)
 
 
 def _name(number: int) -> str:

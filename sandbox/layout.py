@@ -132,13 +132,13 @@ def _etc() -> Etc:
     return Etc(target="/etc", files=tuple(files))
 
 
-def landlock_rules(abi: int, rooms: Rooms) -> Landlock | None:
+def landlock_rules(abi: int, rooms: Rooms, read: tuple[str, ...] = ()) -> Landlock | None:
     """The same picture for Landlock; "/" can be listed, and read nowhere that is not named."""
     tree = rooms.worktree
     return landlock.compile_rules(
         abi,
         list_only=("/",),
-        read=("/etc", "/proc"),
+        read=("/etc", "/proc", *read),
         execute=("/usr", *(name for name in _MERGED if os.path.isdir(name)), *rooms.read)
         + ((tree.target,) if tree.executable else ()),
         write=("/tmp", "/var/tmp", HOME, LOG_FOLDER, "/dev/shm", tree.target),

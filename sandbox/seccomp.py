@@ -36,7 +36,7 @@ ALLOWED: tuple[str, ...] = tuple(
     mq_timedreceive_time64 mq_timedsend mq_timedsend_time64 mq_unlink mremap mseal msgctl msgget
     msgrcv msgsnd msync munlock munlockall munmap nanosleep newfstatat pause pidfd_open
     pidfd_send_signal pipe pipe2 pkey_alloc pkey_free pkey_mprotect poll ppoll ppoll_time64 prctl
-    pread64 preadv preadv2 prlimit64 pselect6 pselect6_time64 pwrite64 pwritev pwritev2 read
+    pread64 preadv preadv2 pselect6 pselect6_time64 pwrite64 pwritev pwritev2 read
     readahead readlink readlinkat readv recv recvfrom recvmmsg recvmmsg_time64 recvmsg
     remap_file_pages removexattr removexattrat rename renameat renameat2 restart_syscall
     riscv_hwprobe rmdir rseq rt_sigaction rt_sigpending rt_sigprocmask rt_sigqueueinfo rt_sigreturn
@@ -47,7 +47,7 @@ ALLOWED: tuple[str, ...] = tuple(
     semtimedop_time64 send sendfile sendfile64 sendmmsg sendmsg sendto set_robust_list
     set_thread_area set_tid_address setfsgid setfsgid32 setfsuid setfsuid32 setgid setgid32
     setgroups setgroups32 setitimer setpgid setpriority setregid setregid32 setresgid setresgid32
-    setresuid setresuid32 setreuid setreuid32 setrlimit setsid setsockopt setuid setuid32 setxattr
+    setresuid setresuid32 setreuid setreuid32 setsid setsockopt setuid setuid32 setxattr
     setxattrat shmat shmctl shmdt shmget shutdown sigaltstack signalfd signalfd4 sigprocmask
     sigreturn splice stat stat64 statfs statfs64 statmount statx symlink symlinkat sync
     sync_file_range syncfs sysinfo tee tgkill time timer_create timer_delete timer_getoverrun
@@ -146,6 +146,11 @@ def actions() -> dict[str, Action]:
     named["socket"] = _sockets()
     named["socketpair"] = _one_of(0, (_AF_UNIX,), ALLOW, refuse(errno.EAFNOSUPPORT))
     named |= _set_id_bits()
+    # Not for another process (PID 1 has the agent's uid), and never the core limit: 0 lets a core
+    # through to a piped core_pattern, 1 does not (core(5), fs/coredump.c).
+    core = Branch(Check(1, "is", 4), Branch(Check(2, "any", 0xFFFFFFFF), eperm, ALLOW), ALLOW)
+    named["prlimit64"] = Branch(Check(0, "is", 0), core, eperm)
+    named["setrlimit"] = Branch(Check(0, "is", 4), eperm, ALLOW)
     return named
 
 

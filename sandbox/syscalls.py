@@ -9,6 +9,7 @@ import ctypes
 import errno
 import os
 import struct
+import time
 
 # PyDLL keeps the interpreter lock during the call: a clone3 child must own it when it returns.
 _libc = ctypes.PyDLL(None, use_errno=True)
@@ -89,6 +90,7 @@ _PTRACE_SEIZE = 0x4206
 _PTRACE_INTERRUPT = 0x4207
 _PTRACE_SECCOMP_GET_FILTER = 0x420C
 _WALL = 0x40000000
+_STOP_PATIENCE_S = 0.25
 
 _LANDLOCK_CREATE_RULESET_VERSION = 1
 _LANDLOCK_RULE_PATH_BENEATH = 1
@@ -372,6 +374,21 @@ def landlock_restrict_self(ruleset: int) -> None:
 # ---------------------------------------------------------------- reading a filter back
 
 
+def _wait_stopped(pid: int) -> None:
+    """Bounded: a process in vfork does not stop, and whoever attests has other boxes to look after.
+
+    One that does not stop cannot be let go either, and as its tracer we would keep its whole pid
+    namespace from ending: it is killed and collected.
+    """
+    deadline = time.monotonic() + _STOP_PATIENCE_S
+    while os.waitpid(pid, _WALL | os.WNOHANG)[0] == 0:
+        if time.monotonic() > deadline:
+            os.kill(pid, 9)  # not a bare pid: a traced process keeps its number until we collect it
+            os.waitpid(pid, _WALL)
+            raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT), f"process {pid} does not stop")
+        time.sleep(0.0001)
+
+
 def read_seccomp_filters(pid: int) -> list[bytes]:
     """The seccomp programs of a process, newest first, as the kernel holds them.
 
@@ -382,7 +399,7 @@ def read_seccomp_filters(pid: int) -> list[bytes]:
     _check(libc.ptrace(_PTRACE_SEIZE, pid, None, None), f"ptrace {pid}")
     try:
         _check(libc.ptrace(_PTRACE_INTERRUPT, pid, None, None), f"ptrace {pid}")
-        os.waitpid(pid, _WALL)
+        _wait_stopped(pid)
         filters = []
         for index in range(32):
             count = libc.ptrace(_PTRACE_SECCOMP_GET_FILTER, pid, ctypes.c_void_p(index), None)

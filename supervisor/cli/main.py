@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib import import_module, metadata
+from importlib import import_module
 
 import click
 
@@ -72,6 +72,8 @@ class SupervisorUsage(click.UsageError):
 
 
 def _version() -> str:
+    from importlib import metadata  # costs more than click does
+
     try:
         return metadata.version("sidecar-supervisor")
     except metadata.PackageNotFoundError:

@@ -75,7 +75,7 @@ def plan(
     )
     inside = protect_and_hide(tree, overlay=overlay, protect=profile.files.protect, hide=profile.files.hide)
     program, sha256 = _seccomp(Control.SECCOMP in required)
-    landlock = layout.landlock_rules(host.landlock_abi, rooms)
+    landlock = layout.landlock_rules(host.landlock_abi, rooms, (tree.git_common,) if tree.git_common else ())
     _refuse_early(required, host, landlock is not None)
     limits = profile.limits
     spec = BoxSpec(
@@ -142,7 +142,7 @@ def _refuse_early(required: frozenset[Control], host: Capabilities, landlock: bo
 
 def _resource_limits(limits: Limits) -> tuple[ResourceLimit, ...]:
     return (
-        ResourceLimit(name="CORE", value=0),
+        ResourceLimit(name="CORE", value=1),
         ResourceLimit(name="NOFILE", value=limits.open_files),
         ResourceLimit(name="FSIZE", value=limits.file_bytes),
         ResourceLimit(name="MEMLOCK", value=64 << 10),

@@ -122,11 +122,18 @@ def _linked_common_folder(root: str) -> str | None:
         gitdir = Path(os.path.realpath(Path(root, text.removeprefix("gitdir:").strip())))
         back = (gitdir / "gitdir").read_text(encoding="utf-8")[:4096].strip()
         common = (gitdir / "commondir").read_text(encoding="utf-8")[:4096].strip()
-    except (OSError, UnicodeDecodeError):
+        repository = os.path.realpath(gitdir / common)
+        owner = os.stat(repository).st_uid
+    except (OSError, ValueError):
         return None
     if not text.startswith("gitdir:") or os.path.realpath(back) != os.path.realpath(f"{root}/.git"):
         return None
-    return os.path.realpath(gitdir / common)
+    # <repository>/worktrees/<name>, outside the tree: what lies inside was written by anybody.
+    if gitdir.parent.name != "worktrees" or str(gitdir.parent.parent) != repository:
+        return None
+    if f"{gitdir}/".startswith(f"{root}/") or owner != os.stat(root).st_uid:
+        return None
+    return repository
 
 
 def protect_and_hide(tree: Tree, *, overlay: bool, protect: list[str], hide: list[str]) -> list[MountStep]:
@@ -143,6 +150,7 @@ def protect_and_hide(tree: Tree, *, overlay: bool, protect: list[str], hide: lis
             _protect_in_overlay(plan, root, protect)
         else:
             _protect_directly(plan, root, protect)
+            _hide_channels(plan, root)
         _hide(plan, root, hide)
     finally:
         os.close(root)
@@ -209,6 +217,12 @@ def _protect_directly(plan: _Plan, root: int, patterns: list[str]) -> None:
     if any(parts_of(pattern)[0] == ".git" for pattern in patterns):
         # Commits need to create and rename in .git, so there is no half way: history is read-only.
         patterns = [".git", *(p for p in patterns if parts_of(p)[0] != ".git")]
+    for pattern in patterns:
+        if not is_literal(pattern.rpartition("/")[0]):
+            raise UsageError(
+                f"files.protect: {pattern!a} cannot be held in a direct worktree: new folders could match it",
+                hint='use files.worktree = "overlay", or name the folders',
+            )
     existing: list[str] = []
     frozen: set[str] = set()
     for path in set(_literal_paths(root, patterns)):
@@ -265,8 +279,15 @@ def _hide(plan: _Plan, root: int, patterns: list[str]) -> None:
             plan.steps.append(Hide(target=plan.target(path), folder=stat.S_ISDIR(mode)))
 
 
-def _walk(root: int, patterns: list[str]) -> Iterator[tuple[str, int]]:
-    """Paths that some pattern names, with their modes; what lies below a match is not looked at.
+def _hide_channels(plan: _Plan, root: int) -> None:
+    """Sockets and FIFOs in a direct worktree lead to programs of the host; an overlay cuts them off."""
+    for path, mode in sorted(_walk(root, ["**"], below_matches=True)):
+        if stat.S_ISSOCK(mode) or stat.S_ISFIFO(mode):
+            plan.steps.append(Hide(target=plan.target(path), folder=False))
+
+
+def _walk(root: int, patterns: list[str], *, below_matches: bool = False) -> Iterator[tuple[str, int]]:
+    """Paths that some pattern names, with their modes; what lies below a match only if asked.
 
     Bounded: a tree with more than half a million entries is refused, not half searched.
     """
@@ -288,9 +309,10 @@ def _walk(root: int, patterns: list[str]) -> Iterator[tuple[str, int]]:
             for entry in entries:
                 seen += 1
                 path = f"{folder}/{entry.name}" if folder else entry.name
-                if any(matches(pattern, path) for pattern in patterns):
+                found = any(matches(pattern, path) for pattern in patterns)
+                if found:
                     yield path, entry.stat(follow_symlinks=False).st_mode
-                elif entry.is_dir(follow_symlinks=False):
+                if entry.is_dir(follow_symlinks=False) and (below_matches or not found):
                     pending.append(path)
         os.close(where)
         if seen > _MAX_ENTRIES:

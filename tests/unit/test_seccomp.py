@@ -52,7 +52,7 @@ def test_every_listed_call_has_its_answer() -> None:
     assert {name for name in native(seccomp.ABSENT) if answer(name) != ENOSYS} == set()
     assert branching == {
         "clone", "ioctl", "personality", "socket", "socketpair", "chmod", "fchmod", "fchmodat",
-        "fchmodat2", "creat", "mknod", "mknodat", "open", "openat",
+        "fchmodat2", "creat", "mknod", "mknodat", "open", "openat", "prlimit64", "setrlimit",
     }  # fmt: skip
 
 
