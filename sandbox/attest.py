@@ -5,6 +5,7 @@ Never believes a report: what cannot be read back here is labelled so.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 from typing import Any
@@ -79,10 +80,16 @@ def _namespaces(base: str) -> dict[str, bool]:
     found: dict[str, bool] = {}
     for kind in _NAMESPACES:
         try:
-            found[kind] = os.readlink(f"{base}/ns/{kind}") != os.readlink(f"/proc/self/ns/{kind}")
+            found[kind] = os.readlink(f"{base}/ns/{kind}") != _own_namespace(kind)
         except FileNotFoundError:
             found[kind] = False
     return found
+
+
+@functools.cache
+def _own_namespace(kind: str) -> str:
+    """The supervisor's, which is our parent's: our own mount namespace is a copy."""
+    return os.readlink(f"/proc/{os.getppid() if kind == 'mnt' else 'self'}/ns/{kind}")
 
 
 def _network(base: str) -> dict[str, Any]:

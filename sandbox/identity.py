@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import os
-import random
 import resource
 import socket
 from dataclasses import dataclass, field
@@ -63,7 +62,7 @@ class IdentityPool:
 
     def _make(self) -> Identity:
         for _ in range(_TRIES):
-            uid = random.randrange(_FIRST_UID, _LAST_UID)
+            uid = _FIRST_UID + int.from_bytes(os.urandom(8)) % (_LAST_UID - _FIRST_UID)
             reservation = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
             try:
                 reservation.bind(f"\0sidecar-supervisor/uid/{uid}")

@@ -14,6 +14,7 @@ import signal
 import socket
 import stat
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,7 @@ from sandbox.wire import SpecError, decode, prepare
 
 MAX_MESSAGE = MESSAGE_BYTES
 _REMOVE_PATIENCE_S = 2.0
+_IDLE_MS = 20
 
 
 @dataclass(slots=True)
@@ -38,6 +40,7 @@ class Box:
     group: cgroups.RunGroup
     identity: Identity | None
     assignment: socket.socket
+    mounts: int = -1
     reaped: bool = False
 
     def kill(self) -> None:
@@ -77,6 +80,8 @@ class Launcher:
         self.identities = IdentityPool()
         self.boxes: dict[str, Box] = {}
         self.blank: Box | None = None
+        self._next_base = ""
+        self._after_reply: list[int] = []
         self.template = Template() if self.privileged else None
         self._known_base: tuple[str, Base] | None = None
         self._made = 0
@@ -98,7 +103,10 @@ class Launcher:
             poller.register(self.template.host_table, select.POLLPRI)
         try:
             while True:
-                for fd, _ in poller.poll():
+                events = poller.poll(_IDLE_MS if self._next_base else None)
+                if not events:
+                    self._prepare_next()
+                for fd, _ in events:
                     if fd == self.supervisor.fileno():
                         if not self._one_message():
                             return
@@ -135,8 +143,8 @@ class Launcher:
             for fd in descriptors:
                 os.close(fd)
         send(self.supervisor, reply, tuple(passed))
-        if request.get("op") == "start" and reply["ok"]:
-            self._prepare_next(request["base"])
+        while self._after_reply:
+            os.close(self._after_reply.pop())
         return True
 
     def _where(self, key: str) -> cgroups.Hierarchies:
@@ -180,6 +188,7 @@ class Launcher:
             self._end(box)
             raise
         self.boxes[run_id] = box
+        self._next_base = base_text
         reply = {
             "pid": box.pid,
             "uid": box.identity.uid if box.identity else os.geteuid(),
@@ -218,14 +227,12 @@ class Launcher:
 
     # ------------------------------------------------------------ blanks
 
-    def _prepare_next(self, base_text: str) -> None:
-        """Make the next box's common part while this one is busy; a failure shows at the next start."""
-        if self.blank is not None:
-            return
-        try:
-            self.blank = self._make_blank(base_text)
-        except (Refused, OSError):
-            return
+    def _prepare_next(self) -> None:
+        """Make the next box's common part while nobody asks; a failure shows at the next start."""
+        base_text, self._next_base = self._next_base, ""
+        if self.blank is None:
+            with suppress(Refused, OSError):
+                self.blank = self._make_blank(base_text)
 
     def _drop_blank(self) -> None:
         if self.blank is not None:
@@ -305,7 +312,7 @@ class Launcher:
                 init.run(base, handles, group, taken.uid if taken else os.geteuid(), template)
             if taken is None:
                 self._open_gate(pid, pidfd, gate_write)
-            return Box(base_text, pid, pidfd, group, taken, ours)
+            return Box(base_text, pid, pidfd, group, taken, ours, _mount_namespace(pid))
         except OSError as error:
             ours.close()
             control = str(Control.USER_NAMESPACE)
@@ -358,6 +365,8 @@ class Launcher:
 
     def _forget(self, box: Box) -> None:
         os.close(box.pidfd)
+        if box.mounts >= 0:
+            self._after_reply.append(box.mounts)
         if box.identity:
             self.identities.give_back(box.identity)
 
@@ -409,6 +418,15 @@ def _kill_members(group: cgroups.RunGroup, members: list[int]) -> None:
                 continue
             finally:
                 os.close(pidfd)
+
+
+def _mount_namespace(pid: int) -> int:
+    """Held until the box's end has been reported: letting its mounts go takes a while, and then
+    delays nobody. -1 where it cannot be had, which costs only that."""
+    try:
+        return os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return -1
 
 
 def _give_pipes(descriptors: list[int], uid: int) -> None:

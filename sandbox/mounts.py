@@ -16,9 +16,11 @@ from sandbox import spec, syscalls
 
 STAGING = "/proc/bus"
 TEMPLATE = "/proc/fs"
+_LOWER = "/proc/driver"
 """Folders that exist everywhere and below which no worktree, overlay or system folder lies.
 
-A new root and a template cover them, in the box's or the launcher's own mount namespace only."""
+A new root, a template and an overlay's lower layer cover them, in the box's or the launcher's own
+mount namespace only."""
 
 _QUIET = syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NODEV
 _BENEATH = syscalls.RESOLVE_BENEATH | syscalls.RESOLVE_NO_SYMLINKS | syscalls.RESOLVE_NO_MAGICLINKS
@@ -316,12 +318,10 @@ def _worktree(step: spec.Worktree, stage: Stage) -> None:
     if step.upper is None or step.work is None:
         stage.attach(tree, step.target)
         return
-    lower = "/.lower"
-    _folders_to(lower, stage)
-    stage.attach(tree, lower)
-    stage.attach(_overlay(stage.path(lower), step.upper, step.work, stage, attributes), step.target)
-    syscalls.umount(stage.path(lower), syscalls.MNT_DETACH)
-    os.rmdir(stage.path(lower))
+    # In the old root: it goes with it, and overlayfs keeps its own clone.
+    syscalls.move_mount(tree, syscalls.AT_FDCWD, _LOWER)
+    os.close(tree)
+    stage.attach(_overlay(_LOWER, step.upper, step.work, stage, attributes), step.target)
 
 
 def _mapped_tree(step: spec.Worktree, stage: Stage, attributes: int) -> int:
