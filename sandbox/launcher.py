@@ -103,17 +103,17 @@ class Launcher:
             poller.register(self.template.host_table, select.POLLPRI)
         try:
             while True:
-                events = poller.poll(_IDLE_MS if self._next_base else None)
-                if not events:
+                ready = [fd for fd, _ in poller.poll(_IDLE_MS if self._next_base else None)]
+                if self.template and self.template.host_table in ready:
+                    # Before any request: the host mounted or unmounted something, and our copy of
+                    # its mounts must neither be used nor keep a file system busy.
+                    self._drop_blank()
+                    self.template.forget()
+                if self.supervisor.fileno() in ready:
+                    if not self._one_message():
+                        return
+                elif not ready:
                     self._prepare_next()
-                for fd, _ in events:
-                    if fd == self.supervisor.fileno():
-                        if not self._one_message():
-                            return
-                    elif self.template:
-                        # The host mounted or unmounted something: let go of our copy of its mounts.
-                        self._drop_blank()
-                        self.template.forget()
         finally:
             self.end_everything()
 

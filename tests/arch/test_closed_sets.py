@@ -29,7 +29,7 @@ def keys_of(path: str, attribute: str) -> set[str]:
         target = node.target if isinstance(node, ast.AnnAssign) else target
         if isinstance(target, ast.Attribute) and target.attr == attribute:
             assert isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Dict)
-            return {key.value for key in node.value.keys if isinstance(key, ast.Constant)}
+            return {str(key.value) for key in node.value.keys if isinstance(key, ast.Constant)}
     raise AssertionError(f"{path} has no {attribute}")
 
 

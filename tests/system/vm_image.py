@@ -29,7 +29,7 @@ TEST_DEPENDENCIES = ("pytest>=8", "hypothesis>=6.100")
 VENV = "/opt/supervisor"
 COMMIT = "/opt/commit"
 RESULTS_TTY = "/dev/ttyS1"
-GUEST_PATIENCE_S = 1500
+GUEST_PATIENCE_S = 2400
 UNNEEDED_MODULES = "drivers/gpu drivers/media drivers/net drivers/infiniband sound"
 IMAGE_SIZE = "4G"
 
@@ -68,7 +68,8 @@ MASKED_UNITS = (
     "getty@tty1.service serial-getty@ttyS0.service apt-daily.timer apt-daily-upgrade.timer "
     "e2scrub_all.timer e2scrub_reap.service fstrim.timer systemd-timesyncd.service"
 ).split()
-USER = "tester"
+USERS = ("tester", "loner")
+"""One with a manager of its own (linger), one without."""
 
 
 class BuildFailed(Exception):
@@ -116,7 +117,7 @@ def base_image(repository: Path, rebuild: bool) -> Image:
     wanted = dependencies(repository)
     with _locked(cache):
         root = cache / f"root-{_digest(RELEASE, *PACKAGES)}"
-        parts = (root.name, *wanted, UNNEEDED_MODULES, *FILES.values(), *MASKED_UNITS)
+        parts = (root.name, *wanted, UNNEEDED_MODULES, *FILES.values(), *MASKED_UNITS, *USERS)
         made = cache / f"image-{_digest(*parts)}"
         if rebuild:
             for folder in (root, made):
@@ -173,7 +174,8 @@ def _make_image(root: Path, wanted: list[str], work: Path) -> None:
         (units / unit).symlink_to("/dev/null")
     (units / "graphical.target.wants").mkdir(exist_ok=True)
     (units / "graphical.target.wants/system-test.service").symlink_to("../system-test.service")
-    _run("chroot", str(copy), "useradd", "--create-home", "--shell", "/bin/bash", USER)
+    for user in USERS:
+        _run("chroot", str(copy), "useradd", "--create-home", "--shell", "/bin/bash", user)
     _run("chroot", str(copy), "update-initramfs", "-u")
     _install_dependencies(copy, wanted)
     image = work / "image"
