@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import html
 import json
+import re
 import urllib.parse
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -31,9 +32,11 @@ ENCODINGS: dict[str, Callable[[str], str]] = {
     "json go": lambda s: "".join(
         f"\\u{ord(c):04x}" if c in "<>&" else c for c in json.dumps(s, ensure_ascii=False)
     ),
-    "json dotnet": lambda s: "".join(
-        f"\\u{ord(c):04X}" if c in "<>&'+" else c for c in json.dumps(s)
-    ).replace("\\u00e9", "\\u00E9"),
+    "json dotnet": lambda s: re.sub(
+        r"\\u(....)",
+        lambda m: "\\u" + m[1].upper(),
+        "".join(f"\\u{ord(c):04x}" if c in "<>&'+" else c for c in json.dumps(s)),
+    ),
     "repr": repr,
     "html": html.escape,
     "hex": lambda s: s.encode().hex(),
