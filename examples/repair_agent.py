@@ -41,7 +41,7 @@ class Journal:
 
     def __init__(self) -> None:
         folder = os.environ.get("SUPERVISOR_LOG_DIR")
-        self._file = open(Path(folder, "steps.ndjson"), "a", encoding="utf-8") if folder else sys.stderr
+        self._path = Path(folder, "steps.ndjson") if folder else None
         self._iteration = 0
 
     def step(self, tool: str, args: dict[str, str], outcome: str, began_s: float) -> None:
@@ -54,7 +54,9 @@ class Journal:
             "outcome": outcome,
             "duration_ms": round((time.monotonic() - began_s) * 1000),
         }
-        print(json.dumps(line), file=self._file, flush=True)
+        if self._path is not None:
+            with self._path.open("a", encoding="utf-8") as file:
+                print(json.dumps(line), file=file)
 
 
 def run_tests(journal: Journal) -> int:
@@ -87,8 +89,8 @@ def candidates(source: str) -> Iterator[tuple[int, str, str]]:
                     continue
                 changed = between.replace(_SYMBOL[type(operator)], _SYMBOL[new], 1)
                 edited = line[: left.end_col_offset] + changed + line[right.col_offset :]
-                what = f"{_SYMBOL[type(operator)]} to {_SYMBOL[new]}"
-                yield right.lineno, what, "".join([*lines[: right.lineno - 1], edited, *lines[right.lineno :]])
+                whole = "".join([*lines[: right.lineno - 1], edited, *lines[right.lineno :]])
+                yield right.lineno, f"{_SYMBOL[type(operator)]} to {_SYMBOL[new]}", whole
 
 
 def look_around() -> None:

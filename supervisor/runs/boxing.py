@@ -161,6 +161,7 @@ def environment(profile: Profile, caller: Mapping[str, str], secrets: Mapping[st
         "SHELL": "/bin/sh",
         "TMPDIR": "/tmp",
         "LANG": "C.UTF-8",
+        "PYTHONUNBUFFERED": "1",  # else what a Python agent prints comes only at its end
         "SUPERVISOR_LOG_DIR": layout.LOG_FOLDER,
         "SSL_CERT_FILE": "/etc/ssl/certs/ca-certificates.crt",
     }

@@ -26,7 +26,6 @@ from boxlab import (
     make_repository,
     processes_of,
     unprotected,
-    without_filters,
     without_steps,
 )
 from witnesses import came, listen
