@@ -37,7 +37,7 @@ from supervisor.store.sqlite import SqliteStore
 from supervisor.workspace.tree import Tree
 
 _LOOK_EVERY_S = 1.0
-_FILES_EVERY_S = 0.25
+_FILES_EVERY_S = 0.1
 _EMPTY_PATIENCE_S = 10.0
 _DRAIN_PATIENCE_S = 2.0
 _UNKILLABLE_RETRY_S = 5.0
