@@ -251,8 +251,10 @@ class Supervisor:
                 if self.runs:
                     await asyncio.to_thread(watch.refresh)
                     await self._stop_what_is_flagged()
+                # Not wait_for: before Python 3.12 it swallows a cancellation that comes with its event.
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._look.wait(), _LOOK_EVERY_S)
+                    async with asyncio.timeout(_LOOK_EVERY_S):
+                        await self._look.wait()
                 self._look.clear()
         finally:
             watch.close()

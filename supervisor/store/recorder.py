@@ -56,7 +56,9 @@ class Recorder:
     async def settled(self, future: Future[T], patience_s: float) -> bool:
         """Wait for a write, but no longer than that; True when it is on disk."""
         try:
-            await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(future)), patience_s)
+            # Not wait_for: before Python 3.12 it swallows a cancellation that comes with its result.
+            async with asyncio.timeout(patience_s):
+                await asyncio.shield(asyncio.wrap_future(future))
         except (TimeoutError, StateError):
             return False
         return True
