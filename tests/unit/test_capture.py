@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from supervisor.logs.capture import LineSplitter
@@ -49,6 +49,7 @@ def test_split_at_every_position(text: bytes) -> None:
     assert split(text, [bytes([byte]) for byte in text]) == whole
 
 
+@settings(deadline=None)
 @given(
     text=st.binary(max_size=200).map(lambda raw: raw.replace(b"x", b"\n")), cuts=st.lists(st.integers(0, 200))
 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta, timezone
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from supervisor.clock import SystemClock, boot_id, parse_rfc3339, rfc3339
@@ -19,6 +19,7 @@ def test_rfc3339() -> None:
     assert rfc3339(instant) == "2026-09-01T02:14:07.512Z"
 
 
+@settings(deadline=None)
 @given(st.datetimes(timezones=st.just(UTC), min_value=datetime(1970, 1, 2)))
 def test_back_and_forth(instant: datetime) -> None:
     text = rfc3339(instant)
@@ -32,6 +33,7 @@ def test_the_boot_clock_goes_on_and_the_boot_is_known() -> None:
     assert len(boot_id()) == 36
 
 
+@settings(deadline=None)
 @given(start=st.floats(0, 1e9), limit=st.floats(0.001, 1e7), later=st.floats(0, 1e8))
 def test_wall_clock(start: float, limit: float, later: float) -> None:
     clock = WallClock(start, limit)

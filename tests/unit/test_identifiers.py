@@ -6,7 +6,7 @@ Never lets a key be a path, an option or an escape sequence.
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from supervisor.errors import UsageError
@@ -43,6 +43,7 @@ def test_what_is_no_key(key: str) -> None:
     assert caught.value.message.isprintable() and caught.value.hint
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_no_accepted_key_is_a_path(key: str) -> None:
     try:

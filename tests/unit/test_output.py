@@ -8,12 +8,13 @@ from __future__ import annotations
 import unicodedata
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from supervisor.cli import output
 
 
+@settings(deadline=None)
 @given(st.text(st.characters()))
 def test_nothing_that_acts_on_a_terminal_is_left(text: str) -> None:
     shown = output.visible(text, always=True)
@@ -38,6 +39,7 @@ def test_a_pipe_gets_the_text_as_it_was() -> None:
     assert output.visible("\x1b[31m") == "\x1b[31m", "the tests' output is no terminal"
 
 
+@settings(deadline=None)
 @given(st.floats(-2, 3), st.integers(1, 40))
 def test_bars_have_one_width(share: float, cells: int) -> None:
     assert len(output.bar(share, cells)) == cells + 2

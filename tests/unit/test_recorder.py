@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -60,3 +61,27 @@ def test_a_database_that_cannot_be_opened(tmp_path: Path) -> None:
     (tmp_path / "db").write_bytes(b"no database" * 100)
     with pytest.raises(StateError):
         Recorder(str(tmp_path / "db"))
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_a_cancellation_that_comes_with_the_result_is_not_lost(tmp_path: Path, turns: int) -> None:
+    """Before Python 3.12 wait_for loses it: a daemon that was to end went on for ever."""
+    recorder = Recorder(str(tmp_path / "db"))
+
+    async def attempt() -> bool:
+        future: Future[None] = Future()
+        waiting = asyncio.ensure_future(recorder.settled(future, 60))
+        await asyncio.sleep(0.01)
+        future.set_result(None)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        if waiting.done():
+            return True
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        return waiting.cancelled()
+
+    try:
+        assert asyncio.run(attempt())
+    finally:
+        recorder.close()

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from supervisor.errors import UsageError
@@ -62,13 +62,14 @@ def test_every_encoding(name: str) -> None:
     assert KnownSecrets({"TOKEN": "another secret"}).redact(line) == (line, 0), "control"
 
 
+@settings(deadline=None)
 @given(secret=st.text(min_size=MIN_SECRET_LENGTH, max_size=40), around=st.binary(max_size=20))
 def test_any_text_can_be_a_secret(secret: str, around: bytes) -> None:
     for encode in ENCODINGS.values():
         raw = encode(secret).encode("utf-8", "replace") if secret.isprintable() else secret.encode()
         clean, count = KnownSecrets({"N": secret}).redact(around + raw + around)
         assert count >= 1
-        assert secret.encode() not in clean
+        assert secret.encode() not in clean.replace(b"[redacted:N]", b"")
 
 
 @pytest.mark.parametrize("value", ["", "~", "?234?"])
@@ -91,6 +92,7 @@ def test_nothing_to_redact() -> None:
     assert redactor.longest == 0
 
 
+@settings(deadline=None)
 @given(
     count=st.integers(0, 12),
     lead=st.integers(0, 400),

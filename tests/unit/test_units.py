@@ -6,7 +6,7 @@ Never guesses a unit.
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from supervisor.profile.units import parse_duration, parse_size, show_duration, show_size
@@ -105,11 +105,13 @@ def test_shown_sizes(count: int, shown: str) -> None:
     assert show_size(count) == shown
 
 
+@settings(deadline=None)
 @given(st.floats(min_value=0, max_value=1e9))
 def test_any_duration_can_be_shown(seconds: float) -> None:
     assert show_duration(seconds)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 1 << 50))
 def test_what_is_shown_is_close(count: int) -> None:
     number, unit = show_size(count).split()
