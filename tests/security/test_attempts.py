@@ -320,8 +320,8 @@ FREE = {
     "write /proc/sys/kernel/modprobe": "ENOENT|EACCES|EROFS",
     "write /proc/sys/user/max_user_namespaces": "EACCES|EROFS",
     "environment": (
-        "CI HOME LANG LOGNAME PATH SHELL SSL_CERT_FILE SUPERVISOR_LOG_DIR TERM TMPDIR USER"
-        "|CI HOME LANG LOGNAME PATH SHELL SSL_CERT_FILE SUPERVISOR_LOG_DIR TMPDIR USER"
+        "CI HOME LANG LOGNAME PATH PYTHONUNBUFFERED SHELL SSL_CERT_FILE SUPERVISOR_LOG_DIR TERM TMPDIR USER"
+        "|CI HOME LANG LOGNAME PATH PYTHONUNBUFFERED SHELL SSL_CERT_FILE SUPERVISOR_LOG_DIR TMPDIR USER"
     ),
 }
 """What a box must let its tools do, and what no layer of ours can be switched off for on any host."""

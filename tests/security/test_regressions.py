@@ -270,6 +270,7 @@ def test_nothing_is_kept_of_a_run(lab: Lab, worktree: Path) -> None:
             with pytest.raises(BoxError):
                 async with lab.started(client, bad, ["true"]):
                     pass
+        await asyncio.sleep(0.5)  # so that a blank is there each time
         return len(os.listdir(f"/proc/{client.pid}/fd")), len(os.listdir("/proc/self/fd"))
 
     before = lab.wait(runs(2))
