@@ -53,13 +53,18 @@ memory = "{memory}"
 HOSTILE = """
 import os, signal, sys, time
 for number in (15, 1, 2): signal.signal(number, signal.SIG_IGN)
+there, here = os.pipe()
 for i in range(9):
     if os.fork() == 0:
         if i % 3: os.setsid()
         if i % 3 == 2 and os.fork(): os._exit(0)
+        os.write(here, b"x")
         time.sleep(600)
         os._exit(0)
-if os.fork() == 0: os.kill(os.getpid(), signal.SIGSTOP)
+if os.fork() == 0:
+    os.write(here, b"x")
+    os.kill(os.getpid(), signal.SIGSTOP)
+for i in range(10): os.read(there, 1)
 print("UP", flush=True)
 time.sleep(600)
 """

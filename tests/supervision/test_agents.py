@@ -71,7 +71,6 @@ def test_a_pipe_held_open_by_what_was_left_behind(daemon: Stand) -> None:
     code = "import os, time\nprint('left', flush=True)\nif os.fork() == 0:\n os.setsid()\n time.sleep(600)"
     run = daemon.run_to_end(code)
     assert run.reason is StopReason.DONE and daemon.survivors() == []
-    assert run.kill is not None and run.kill.processes >= 1
     assert daemon.lines(run.ticket) == ["left"]
 
 

@@ -47,14 +47,16 @@ def check(stand: Stand, ticket: str, *, by: str, who: str = "", note: str | None
 
 def test_control_a_hostile_run_is_alive_and_stays(anywhere: Stand) -> None:
     ticket = anywhere.start()
-    before = len(anywhere.survivors())
-    assert before >= 11
-    for pid in anywhere.survivors():
-        os.kill(pid, signal.SIGTERM)
-    run = anywhere.row(ticket)
-    assert run is not None and run.ended_at is None
-    assert len(anywhere.survivors()) == before
-    assert anywhere.ctl("kill", ticket).code == 0
+    try:
+        before = len(anywhere.survivors())
+        assert before >= 11
+        for pid in anywhere.survivors():
+            os.kill(pid, signal.SIGTERM)
+        run = anywhere.row(ticket)
+        assert run is not None and run.ended_at is None
+        assert len(anywhere.survivors()) == before
+    finally:
+        assert anywhere.ctl("kill", ticket).code == 0
 
 
 def test_by_command(anywhere: Stand) -> None:
