@@ -107,6 +107,18 @@ class LauncherClient:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def gone(self) -> bool:
+        return self._process.poll() is not None
+
+    async def wait_gone(self) -> None:
+        """Until the launcher has ended, for whatever reason; its boxes have ended with it."""
+        pidfd = os.pidfd_open(self._process.pid)
+        try:
+            await _wait_readable(pidfd)
+        finally:
+            os.close(pidfd)
+
     async def request(
         self, op: str, descriptors: tuple[int, ...] = (), **values: Any
     ) -> tuple[dict[str, Any], list[int]]:
@@ -247,6 +259,16 @@ def _settle(ready: asyncio.Future[None]) -> None:
         ready.set_result(None)
 
 
+async def _wait_readable(fd: int) -> None:
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(fd, _settle, ready)
+    try:
+        await ready
+    finally:
+        loop.remove_reader(fd)
+
+
 async def _wait_io(sock: socket.socket, write: bool) -> None:
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
@@ -385,16 +407,11 @@ class Box:
             pause = min(pause * 2, 0.05)
 
     async def _wait_pidfd(self, patience_s: float) -> bool:
-        loop = asyncio.get_running_loop()
-        ready: asyncio.Future[None] = loop.create_future()
-        loop.add_reader(self.pidfd, _settle, ready)
         try:
             async with asyncio.timeout(patience_s):
-                await ready
+                await _wait_readable(self.pidfd)
         except TimeoutError:
             return False
-        finally:
-            loop.remove_reader(self.pidfd)
         return True
 
     async def abandon(self) -> None:

@@ -132,9 +132,9 @@ class Supervisor:
         self.recorder.write(lambda store: store.remove_worker(self.worker_id))
 
     async def _end_runs(self) -> None:
-        """Nothing of ours lives on without us."""
+        """Nothing of ours lives on without us. With the launcher gone all has ended, for that reason."""
         self._closing = True
-        for run in list(self.runs.values()):
+        for run in [] if self.launcher.gone else list(self.runs.values()):
             run.request_stop(kill_request("supervisor", who=self.kind, note="the supervisor was shut down"))
         for run in list(self.runs.values()):
             await run.ended.wait()

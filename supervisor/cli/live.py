@@ -9,9 +9,8 @@ import sys
 import time
 from typing import Any
 
-import click
-
 from supervisor.cli import output
+from supervisor.cli.printer import Printer
 from supervisor.events import EventKind
 from supervisor.paths import Paths
 from supervisor.profile.units import show_duration, show_size
@@ -28,6 +27,7 @@ class LiveView:
         self.paths = paths
         self.ticket = ticket
         self.quiet = quiet
+        self._printer = Printer()
         self._status = not quiet and sys.stdout.isatty()
         self._drawn = False
         self._began_s = time.monotonic()
@@ -84,7 +84,7 @@ class LiveView:
         text = f"{output.bar(used_s / self._limit_s)} {_clock(used_s)} of {_clock(self._limit_s)}"
         if self._stopping:
             text += f" · {self._stopping}"
-        click.echo(f"\r\x1b[K{output.shorten(text, output.width() - 1)}", nl=False)
+        self._printer.put_if_idle(f"\r\x1b[K{output.shorten(text, output.width() - 1)}")
         self._drawn = True
 
     def end(self, ended: dict[str, Any]) -> None:
@@ -126,13 +126,17 @@ class LiveView:
     def _print(self, text: str) -> None:
         if self.quiet:
             return
-        self._clear()
-        output.say(text)
+        self._printer.put(f"\r\x1b[K{text}" if self._drawn else text)
+        self._drawn = False
 
     def _clear(self) -> None:
         if self._drawn:
-            click.echo("\r\x1b[K", nl=False)
+            self._printer.put("\r\x1b[K", newline=False)
             self._drawn = False
+
+    def close(self) -> None:
+        """Wait until everything was taken; after the run, when nothing has to be watched any more."""
+        self._printer.close()
 
 
 _CHANGE = {

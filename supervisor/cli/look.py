@@ -13,6 +13,7 @@ import click
 from supervisor.cli import output
 from supervisor.cli.access import Access, complete_ticket, open_access
 from supervisor.clock import parse_rfc3339
+from supervisor.identifiers import check_ticket
 from supervisor.profile.units import show_duration, show_size
 from supervisor.runs.reasons import MEANING, StopReason
 
@@ -59,7 +60,7 @@ def _command(row: dict[str, Any]) -> str:
 def status(ticket: str, attestation: bool, as_json: bool) -> None:
     """One run in full: its state or how it ended, limits, what is armed, and the next commands."""
     with open_access() as access:
-        found = access.query("status", ticket=ticket)
+        found = access.query("status", ticket=check_ticket(ticket))
     if as_json:
         output.print_json(found["attestation"] if attestation else found)
     elif attestation:
@@ -160,6 +161,7 @@ def _print_attestation(run: dict[str, Any]) -> None:
 @json_option
 def logs(ticket: str, follow: bool, stream: str | None, as_json: bool) -> None:
     """What the agent printed and logged, as it was, with secrets replaced."""
+    check_ticket(ticket)
     with open_access() as access:
         offset = 0
         while True:
@@ -181,6 +183,7 @@ def logs(ticket: str, follow: bool, stream: str | None, as_json: bool) -> None:
 @json_option
 def events(ticket: str, follow: bool, as_json: bool) -> None:
     """What happened to a run, in order. With --json one event per line (docs/events.md)."""
+    check_ticket(ticket)
     with open_access() as access:
         for event in _all_events(access, ticket, follow):
             if as_json:

@@ -74,6 +74,7 @@ def run(
         raise UsageError(
             "no command was given", hint="supervisorctl run --profile offline -- python3 script.py"
         )
+    _refuse_what_is_not_text(argv)
     paths = locate()
     wanted: dict[str, Any] = {
         "ticket": check_ticket(ticket) if ticket else _made_up(worktree),
@@ -84,12 +85,15 @@ def run(
         "environment": _passed_environment(profile),
     }
     view = LiveView(paths, wanted["ticket"], quiet=as_json or detach)
-    if daemon_answers(paths) or (detach and _daemon_comes_up(paths)):
-        ended = _through_daemon(paths, wanted, view, detach, as_json)
-    elif detach:
-        raise NoSupervisor("--detach needs the daemon", hint="supervisorctl serve &")
-    else:
-        ended = asyncio.run(_by_itself(prepare(paths), wanted, view))
+    try:
+        if daemon_answers(paths) or (detach and _daemon_comes_up(paths)):
+            ended = _through_daemon(paths, wanted, view, detach, as_json)
+        elif detach:
+            raise NoSupervisor("--detach needs the daemon", hint="supervisorctl serve &")
+        else:
+            ended = asyncio.run(_by_itself(prepare(paths), wanted, view))
+    finally:
+        view.close()
     if ended is None:
         return 0
     if apply_ and ended["reason"] == StopReason.DONE:
@@ -99,6 +103,17 @@ def run(
     if as_json:
         output.print_json(ended)
     return _exit_code(ended)
+
+
+def _refuse_what_is_not_text(argv: tuple[str, ...]) -> None:
+    """Bytes that are not UTF-8 come as surrogates; the record and the socket hold text."""
+    for word in argv:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise UsageError(
+                f"{word!a} is not UTF-8", hint="give such a name inside the box, for example by a pattern"
+            ) from None
 
 
 def _daemon_comes_up(paths: Paths) -> bool:
@@ -159,6 +174,8 @@ def _through_daemon(
             output.say(f"next      supervisorctl logs -f {ticket} · supervisorctl kill {ticket}")
         return None
     view.begin(started["summary"])
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _hang_up)
     pressed = 0
     offset = after = 0
     while True:
@@ -170,9 +187,25 @@ def _through_daemon(
         except KeyboardInterrupt:
             pressed += 1
             _interrupt_daemon_run(paths, ticket, pressed)
+        except _HangUp as error:
+            # Nobody asked to detach: a closed terminal ends what was started from it.
+            ask(paths.control_socket, "stop", timeout_s=None, ticket=ticket, note="the terminal has gone")
+            raise SystemExit(error.code) from None
     ended: dict[str, Any] = ask(paths.control_socket, "wait", ticket=ticket)
     view.end(ended)
     return ended
+
+
+class _HangUp(Exception):
+    """TERM or HUP came; code is what a shell would say of it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.code = 128 + number
+
+
+def _hang_up(number: int, _: object) -> None:
+    raise _HangUp(number)
 
 
 def _show_page(paths: Paths, ticket: str, view: LiveView, offset: int, after: int) -> tuple[int, int, bool]:

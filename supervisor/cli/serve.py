@@ -9,10 +9,13 @@ import asyncio
 import os
 import signal
 import socket
+from collections.abc import Coroutine
+from typing import Any
 
 import click
 
 from supervisor.cli import output
+from supervisor.errors import StateError
 
 
 @click.command()
@@ -42,10 +45,25 @@ async def _serve(quiet: bool) -> None:
                 output.say(f"{run.ticket}  {run.reason} (found at start; its supervisor had died)")
             output.say(f"serving · state {paths.state} · socket {paths.control_socket}")
         _notify("READY=1")
-        await end.wait()
+        await _first(end.wait(), supervisor.launcher.wait_gone())
         _notify("STOPPING=1")
+        if not end.is_set():
+            raise StateError(
+                "the launcher has ended, and every run with it",
+                hint="start the daemon again; see its journal",
+            )
         if not quiet and supervisor.runs:
             output.say(f"ending {len(supervisor.runs)} runs")
+
+
+async def _first(*waits: Coroutine[Any, Any, object]) -> None:
+    """Until one of them is over; the others are cancelled."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 def _notify(text: str) -> None:

@@ -26,7 +26,7 @@ from supervisor.profile.load import load
 from supervisor.runs.boxing import read_secrets
 from supervisor.runs.life import LiveRun, Order
 from supervisor.runs.reasons import StopRequest, kill_request, stop_request
-from supervisor.workspace.tree import inspect
+from supervisor.workspace.tree import Tree, inspect
 
 _KILL_PATIENCE_S = 15.0
 
@@ -180,9 +180,8 @@ class ControlServer:
 
     async def _run(self, wanted: dict[str, Any], who: str) -> Any:
         """Start a run here; the answer comes when the agent has been released, or could not be."""
-        _check_rights(wanted, int(who.partition(":")[0]))
         # In a thread: reading a large tree or a secret's command must not keep a kill waiting.
-        order = await asyncio.to_thread(make_order, wanted)
+        order = await asyncio.to_thread(make_order, wanted, int(who.partition(":")[0]))
         live = await self.supervisor.launch(order)
         await live.started.wait()
         if live.problem is not None:
@@ -215,10 +214,17 @@ class ControlServer:
         return {key: value}
 
 
-def make_order(wanted: dict[str, Any]) -> Order:
-    """Check everything a run needs before anything is written. Raises SupervisorError."""
+def make_order(wanted: dict[str, Any], uid: int | None = None) -> Order:
+    """Check everything a run needs before anything is written; uid is who asks, None for ourselves.
+
+    Raises SupervisorError.
+    """
+    if uid is not None:
+        _check_profile_right(wanted["profile"], uid)
     loaded = load(wanted["profile"])
     tree = inspect(wanted["worktree"])
+    if uid is not None:
+        _check_worktree_right(tree, uid)
     argv = [str(word) for word in wanted["argv"]]
     if not argv or not argv[0]:
         raise UsageError(
@@ -235,18 +241,25 @@ def make_order(wanted: dict[str, Any]) -> Order:
     )
 
 
-def _check_rights(wanted: dict[str, Any], uid: int) -> None:
-    """Members of the control group get no more than they have: their own folders, and profiles that
-    root wrote. A profile of their own could name any file of the host as a secret."""
-    if uid in (0, os.geteuid()):
-        return
-    if "/" in wanted["profile"] or wanted["profile"].endswith(".toml"):
+def _trusted(uid: int) -> bool:
+    return uid in (0, os.geteuid())
+
+
+def _check_profile_right(reference: str, uid: int) -> None:
+    """A group member's own profile could name any file of the host as a secret."""
+    if not _trusted(uid) and ("/" in reference or reference.endswith(".toml")):
         raise UsageError(
             "only root may give the daemon a profile by path", hint="use a shipped profile's name"
         )
-    owner = inspect(wanted["worktree"]).owner_uid
-    if owner != uid:
-        raise UsageError(f"the worktree {wanted['worktree']!a} belongs to another user ({owner})")
+
+
+def _check_worktree_right(tree: Tree, uid: int) -> None:
+    """Members of the control group get no more than they have: folders of their own."""
+    if not _trusted(uid) and tree.owner_uid != uid:
+        raise UsageError(
+            f"the worktree {tree.root!a} belongs to another user ({tree.owner_uid})",
+            hint="run it as that user, or as root",
+        )
 
 
 def summary(live: LiveRun) -> dict[str, Any]:

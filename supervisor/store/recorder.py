@@ -6,6 +6,7 @@ Never makes a kill wait for the disk: writes are queued, and only those who must
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,6 +18,7 @@ from supervisor.store.sqlite import SqliteStore
 T = TypeVar("T")
 
 _RETRY_EVERY_S = 0.5
+_CLOSING_PATIENCE_S = 0.2
 
 
 class Recorder:
@@ -43,6 +45,8 @@ class Recorder:
 
     def _insist(self, action: Callable[[SqliteStore], None]) -> None:
         while True:
+            if self._closing.is_set():
+                self._store.hurry(_CLOSING_PATIENCE_S)
             try:
                 action(self._store)
             except StateError as error:
@@ -64,12 +68,10 @@ class Recorder:
         return True
 
     def close(self, patience_s: float = 5.0) -> None:
-        """Let queued writes finish; those that still fail then are left to the next start."""
+        """Let queued writes finish; after that nothing waits, and the next start closes what is open."""
         done = self._thread.submit(lambda: None)
-        try:
+        with contextlib.suppress(TimeoutError):
             done.result(patience_s)
-        except TimeoutError:
-            self._closing.set()
         self._closing.set()
         self._thread.submit(self._store.close)
         self._thread.shutdown(wait=True)

@@ -92,9 +92,11 @@ def inspect(folder: str) -> Tree:
     try:
         found = os.stat(root, follow_symlinks=False)
     except OSError as error:
-        raise UsageError(f"worktree {root}: {error.strerror}") from None
+        raise UsageError(
+            f"worktree {root!a}: {error.strerror}", hint="give --worktree an existing folder, or cd into it"
+        ) from None
     if not stat.S_ISDIR(found.st_mode):
-        raise UsageError(f"worktree {root} is not a folder")
+        raise UsageError(f"worktree {root!a} is not a folder", hint="give --worktree a folder")
     git, common = _git_kind(root)
     return Tree(root, found.st_uid, found.st_gid, git, common)
 

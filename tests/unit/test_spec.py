@@ -25,7 +25,9 @@ from sandbox.wire import SpecError, decode, encode, to_json
 
 text = st.text(max_size=20)
 steps: st.SearchStrategy[Any] = st.one_of(*[st.from_type(kind) for kind in get_args(MountStep)])
-boxes: st.SearchStrategy[BoxSpec] = st.from_type(BoxSpec)
+cores = st.floats(min_value=0.01, max_value=1024)  # nan is not equal to itself, nor a number of cores
+groups = st.builds(CgroupLimits, cpu_cores=cores)
+boxes: st.SearchStrategy[BoxSpec] = st.builds(BoxSpec, cgroup=groups)
 
 
 @settings(max_examples=150, deadline=None)
