@@ -18,6 +18,7 @@ from sandbox.spec import (
     ALWAYS_REQUIRED,
     CONTROL_GROUPS,
     BoxSpec,
+    CgroupLimits,
     Control,
     MountStep,
 )
