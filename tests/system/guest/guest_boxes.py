@@ -44,8 +44,9 @@ DIFFERENT_HERE = {
     "memfd with exec flag-": "MFD_EXEC came with 6.3",
     "witness abstract-": "Landlock scopes abstract sockets since ABI 6; the network namespace holds here too",
     "write /proc/sys/vm/memfd_noexec-": "the file came with 6.3",
+    "test_what_the_host_mounts_later_is_seen": "it mounts a tmpfs, which can be id-mapped since 6.3",
 }
-"""Security tests whose figure is another one on this kernel, by the start of their parameters."""
+"""Security tests whose answer is another one on this kernel, by a part of their names."""
 _numbers = iter(range(1, 1000))
 
 
@@ -390,7 +391,7 @@ async def security_tests(_: str) -> str:
     done.wait()
     text = "".join(output)
     failed = re.findall(r"^(?:FAILED|ERROR) (\S+::.*)$", text, re.M)
-    expected = [name for name in failed if name.partition("[")[2].startswith(tuple(DIFFERENT_HERE))]
+    expected = [name for name in failed if any(part in name for part in DIFFERENT_HERE)]
     last = " ".join(text.strip().splitlines()[-1:]).strip("= ")
     check(done.returncode in (0, 1), f"pytest ended with {done.returncode}: {last}")
     check(bool(failed) == bool(done.returncode), "failures that could not be told")

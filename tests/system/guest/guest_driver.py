@@ -126,7 +126,7 @@ SCENARIOS = (
     Scenario("daemon_hung", "unit"),
     Scenario("foreground_lost", "root-session"),
     Scenario("foreground_lost", "user-scope"),
-    Scenario("security_tests", "root-scope", patience_s=600.0),
+    Scenario("security_tests", "root-scope", patience_s=900.0),
 )
 
 
