@@ -171,9 +171,9 @@ def _arm_blank(base: Base, handles: BlankHandles, group: RunGroup, stage: mounts
         network.raise_loopback()
     _steps(lambda: mounts.begin(stage, base.steps))
     if stage.memfd_noexec:
-        armed.add(Control.MEMFD_NOEXEC)
+        armed.missing[Control.MEMFD_NOEXEC] = stage.memfd_noexec
     else:
-        armed.missing[Control.MEMFD_NOEXEC] = "needs Linux 6.3"
+        armed.add(Control.MEMFD_NOEXEC)
 
 
 def _enter_groups(group: RunGroup, armed: Armed) -> None:

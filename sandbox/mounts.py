@@ -40,7 +40,8 @@ class Stage:
 
     privileged: made by root, so that files can be mapped to that uid. idmap_fd: a user namespace
     that maps the worktree's owner to it. template: where shared steps have been done already, if
-    anywhere. log_folder_fd is set by the LogFolder step.
+    anywhere. log_folder_fd is set by the LogFolder step; memfd_noexec by Proc: why it is not armed,
+    or "".
     """
 
     agent_uid: int
@@ -50,7 +51,7 @@ class Stage:
     idmap_fd: int = -1
     root_fd: int = -1
     log_folder_fd: int = -1
-    memfd_noexec: bool = False
+    memfd_noexec: str = "not set"
 
     def path(self, target: str) -> str:
         return self.staging + target
@@ -274,16 +275,19 @@ def _proc(step: spec.Proc, stage: Stage) -> None:
         _cover(target, folder, stage)
 
 
-def _set_memfd_noexec(proc: int) -> bool:
+def _set_memfd_noexec(proc: int) -> str:
+    """Why it could not be set; "" when it is. Without root the knob belongs to the host's root."""
     try:
         knob = os.open("sys/vm/memfd_noexec", os.O_WRONLY | os.O_CLOEXEC, dir_fd=proc)
     except FileNotFoundError:
-        return False
+        return "needs Linux 6.3"
+    except PermissionError:
+        return "needs root"
     try:
         os.write(knob, b"2")
     finally:
         os.close(knob)
-    return True
+    return ""
 
 
 def _cover(target: str, folder: bool, stage: Stage) -> None:

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent / "box"))
 
 from boxlab import Lab, make_repository, remove_tree, scratch_folder
 
-_NEED_ROOT = ("box", "security")
+_NEED_ROOT = ("box", "docs", "security", "supervision")
 _HERE = Path(__file__).parent
 _left_out: list[str] = []
 
