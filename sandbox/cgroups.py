@@ -16,6 +16,7 @@ _CONTROLLERS = ("memory", "pids", "cpu")
 _CPU_PERIOD_US = 100_000
 _TOP = "sidecar-supervisor"
 _OWN_LEAF = "supervisor"
+_MOVES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,16 +122,34 @@ def _prepare_v2(mount: str, own_path: str, key: str) -> tuple[str, list[str]]:
     if not wanted:
         return base, []
     request = " ".join(f"+{name}" for name in wanted)
-    try:
-        _pass_down(os.path.dirname(top), request)
-    except OSError as error:
-        if error.errno != errno.EBUSY:
-            raise
-        _move_to_leaf(os.path.dirname(top))
-        _pass_down(os.path.dirname(top), request)
+    for last in (False,) * _MOVES + (True,):
+        try:
+            _pass_down(os.path.dirname(top), request)
+            break
+        except OSError as error:
+            if error.errno != errno.EBUSY or last:
+                raise
+        _move_to_leaf(os.path.dirname(top))  # again, when something there has forked meanwhile
     _pass_down(top, request)
     _pass_down(base, request)
     return base, wanted
+
+
+def is_delegated() -> bool:
+    """Has systemd handed this process's v2 group over? It marks those, since systemd 251 for all to read."""
+    mount, _ = _mounted()
+    if mount is None:
+        return False
+    own = mount + _own_paths().get("", "/").rstrip("/")
+    if os.path.basename(own) == _OWN_LEAF:
+        own = os.path.dirname(own)
+    for name in ("user.delegate", "trusted.delegate"):
+        try:
+            if os.getxattr(own, name) == b"1":
+                return True
+        except OSError:
+            continue
+    return False
 
 
 def _pass_down(group: str, request: str) -> None:
@@ -141,7 +160,10 @@ def _move_to_leaf(group: str) -> None:
     leaf = f"{group}/{_OWN_LEAF}"
     os.makedirs(leaf, exist_ok=True)
     for pid in read_text(f"{group}/cgroup.procs").split():
-        _write(f"{leaf}/cgroup.procs", pid)
+        try:
+            _write(f"{leaf}/cgroup.procs", pid)
+        except ProcessLookupError:
+            continue  # it has ended since the list was read
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ import fcntl
 import functools
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from sandbox import cgroups
 from sandbox.cgroups import RunGroup
 from sandbox.launcher import MAX_MESSAGE
 from sandbox.spec import Base, BoxSpec
@@ -27,6 +29,7 @@ from sandbox.wire import encode, to_json
 
 T = TypeVar("T")
 
+_ENVIRONMENT = ("LC_ALL=C.UTF-8",)
 _PACKAGE_PARENT = str(Path(__file__).resolve().parent.parent)
 _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from sandbox.launcher import main; main()"
 _ARMING_PATIENCE_S = 20.0
@@ -83,14 +86,27 @@ class LauncherClient:
         self._process: subprocess.Popen[bytes]
 
     async def __aenter__(self) -> LauncherClient:
+        scope = scope_command()
+        try:
+            return await self._begin(scope)
+        except LauncherGone:
+            if not scope:
+                raise
+            return await self._begin([])  # no manager to ask: without a group of its own
+
+    async def _begin(self, scope: list[str]) -> LauncherClient:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_MESSAGE * 2)
         with theirs:
-            self._process = _spawn(theirs.fileno(), self._boot)
+            self._process = _spawn(theirs.fileno(), self._boot, scope)
         ours.setblocking(False)
         self._socket = ours
-        reply, _ = await self.request("hello", namespace_key=self.namespace_key)
+        try:
+            reply, _ = await self.request("hello", namespace_key=self.namespace_key)
+        except LauncherGone:
+            await self.__aexit__()
+            raise
         self.capabilities = Capabilities(**{k: v for k, v in reply.items() if k != "ok"})
         return self
 
@@ -221,13 +237,34 @@ def _base_text(base: Base) -> str:
     return to_json(base).decode()
 
 
-def _spawn(socket_fd: int, boot: str) -> subprocess.Popen[bytes]:
+def scope_command() -> list[str]:
+    """What to put before the launcher so that it has a delegated group; nothing where it has one.
+
+    Below a group that systemd has not delegated, groups of ours would keep its own processes out, and
+    controllers may be missing (systemd.io/CGROUP_DELEGATION, "Delegation"). Pure v2 only.
+    """
+    if not os.path.isdir("/run/systemd/system") or not os.path.exists("/sys/fs/cgroup/cgroup.controllers"):
+        return []
+    if cgroups.is_delegated() or (program := shutil.which("systemd-run")) is None:
+        return []
+    user = [] if os.geteuid() == 0 else ["--user"]
+    if user and not os.path.exists(f"/run/user/{os.geteuid()}/systemd/private"):
+        return []  # no manager of this user is running
+    options = "--scope --quiet --collect -p Delegate=yes --description=boxes".split()
+    return [program, *user, *options, "--", "/usr/bin/env", "-i", *_ENVIRONMENT]
+
+
+def _spawn(socket_fd: int, boot: str, scope: list[str]) -> subprocess.Popen[bytes]:
     """-I and -S: nothing from the environment, the current folder or site-packages is imported."""
+    command = [sys.executable, "-IS", "-c", f"import os; os.dup2({socket_fd}, 3); {boot}", _PACKAGE_PARENT]
+    environment = dict(setting.split("=", 1) for setting in _ENVIRONMENT)
+    if scope:
+        environment["XDG_RUNTIME_DIR"] = f"/run/user/{os.geteuid()}"  # where the user's manager listens
     read_end = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
     try:
         return subprocess.Popen(
-            [sys.executable, "-IS", "-c", f"import os; os.dup2({socket_fd}, 3); {boot}", _PACKAGE_PARENT],
-            env={"LC_ALL": "C.UTF-8"},
+            [*scope, *command],
+            env=environment,
             stdin=read_end,
             pass_fds=(socket_fd,),
             cwd="/",
