@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import array
 import asyncio
-import base64
 import fcntl
 import functools
 import json
@@ -467,7 +466,3 @@ class Box:
                 os.close(fd)
         self.pidfd = self.log_folder = self.listener = -1
         self.channel.close()
-
-
-def seccomp_text(program: bytes) -> str:
-    return base64.b64encode(program).decode()

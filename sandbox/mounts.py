@@ -5,7 +5,6 @@ Never follows a symlink below anything an agent or user can write, and never cre
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 from collections.abc import Callable
@@ -459,10 +458,3 @@ _EXECUTE: dict[type, Callable[[Any, Stage], None]] = {
     spec.Hide: _hide,
     spec.LogFolder: _log_folder,
 }
-
-KNOWN_REFUSALS: dict[int, str] = {
-    errno.EPERM: "this kernel or container does not let the launcher mount; run it as root on the host",
-    errno.ENODEV: "the kernel has no such file system",
-    errno.EINVAL: "the file system does not support this kind of mount",
-}
-"""What an errno of a mount call usually means, for the hint of the error shown to people."""

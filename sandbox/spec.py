@@ -79,7 +79,6 @@ class Tmpfs:
     mode: int = 0o755
     owned_by_agent: bool = False
     executable: bool = False
-    writable: bool = True
 
     def describe(self) -> str:
         return f"tmpfs {self.target} {self.size_bytes} bytes{'' if self.executable else ' noexec'}"

@@ -28,7 +28,7 @@ from supervisor.stopping import stop_file
 from supervisor.stopping.database_flag import DatabaseFlags
 from supervisor.store.recorder import Recorder
 from supervisor.store.records import Run, RunState, Worker
-from supervisor.store.sqlite import SqliteStore
+from supervisor.store.sqlite import SqliteStore, is_true
 
 _LOOK_EVERY_S = 1.0
 _NOTE_PATIENCE_S = 0.02
@@ -214,7 +214,7 @@ class Supervisor:
     def _refuse_when_paused(self, project: str) -> None:
         settings = self.store.settings()
         for key in ("paused", f"paused:{project}" if project else "paused"):
-            if settings.get(key, "").lower() in ("true", "1", "yes"):
+            if is_true(settings.get(key)):
                 of = f" of project {project}" if key != "paused" else ""
                 raise UsageError(
                     f"starting runs{of} is paused", hint="supervisorctl resume lets them start again"

@@ -8,6 +8,7 @@ SupervisorError                     64 is free for the agent's own codes; see ru
 ├── NotFound                exit 3  no such ticket, run or profile
 ├── NotYetDead              exit 4  a stop was accepted, but something is still alive
 ├── NoSupervisor            exit 5  nothing answers on the control socket
+│   └── NotAnswering                something is there, and hangs
 ├── NotStarted              exit 64 a control could not be armed; nothing was executed
 └── StateError              exit 6  the state folder or the database cannot be used
 """
@@ -56,6 +57,10 @@ class NoSupervisor(SupervisorError):
     """Nothing answers where a supervisor should."""
 
     exit_code = 5
+
+
+class NotAnswering(NoSupervisor):
+    """There is one, and it is hung or overloaded."""
 
 
 class NotStarted(SupervisorError):

@@ -35,7 +35,7 @@ MEANING: dict[EventKind, str] = {
     EventKind.BOX_ARMED: "every required control reported armed and was compared with the kernel's view",
     EventKind.RUN_STARTED: "the agent was released and executed",
     EventKind.STOP_REQUESTED: "somebody or something wants the run to end, written before anything is done",
-    EventKind.SIGNAL_SENT: "TERM or KILL went to the box",
+    EventKind.SIGNAL_SENT: "TERM went to the agent",
     EventKind.BOX_EMPTY: "nothing of the run is alive, observed",
     EventKind.RUN_ENDED: "the run is closed with its reason",
     EventKind.ITERATION: "one model call or tool use, as the agent's own log tells it",

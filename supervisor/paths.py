@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 from supervisor.errors import StateError
 
+_SYSTEM_RUN = "/run/sidecar-supervisor"
+
 
 @dataclass(frozen=True, slots=True)
 class Paths:
@@ -56,10 +58,15 @@ class Paths:
         return hashlib.sha256(os.path.realpath(self.state).encode()).hexdigest()[:12]
 
 
+def system_socket() -> str:
+    """Where root's daemon listens by default; members of its control group look here too."""
+    return f"{_SYSTEM_RUN}/control.sock"
+
+
 def locate() -> Paths:
     """From SUPERVISOR_STATE_DIR and SUPERVISOR_RUN_DIR, else the places for root or this user."""
     if os.geteuid() == 0:
-        state, run = "/var/lib/sidecar-supervisor", "/run/sidecar-supervisor"
+        state, run = "/var/lib/sidecar-supervisor", _SYSTEM_RUN
     else:
         home = os.path.expanduser("~")
         base = os.environ.get("XDG_STATE_HOME") or f"{home}/.local/state"

@@ -15,9 +15,16 @@ import click
 
 from supervisor import workers
 from supervisor.control.client import ask
-from supervisor.errors import NoSupervisor, StateError, SupervisorError, UsageError
+from supervisor.errors import (
+    NoSupervisor,
+    NotAnswering,
+    NotFound,
+    StateError,
+    SupervisorError,
+    UsageError,
+)
 from supervisor.observe.queries import Queries
-from supervisor.paths import Paths, locate, prepare
+from supervisor.paths import Paths, locate, prepare, system_socket
 from supervisor.store.records import Run
 from supervisor.store.sqlite import SqliteStore
 
@@ -54,8 +61,18 @@ class Access:
         queries = self.local
         if queries is None:
             return ask((self.sockets() or [self.paths.control_socket])[0], op, **arguments)
+        elsewhere = system_daemon(self.paths)
         if op == "ps":
-            return queries.ps(bool(arguments.get("all")))
+            more = ask(elsewhere, op, **arguments) if elsewhere else []
+            return [*queries.ps(bool(arguments.get("all"))), *more]
+        try:
+            return self._ask_here(queries, op, arguments)
+        except NotFound:
+            if elsewhere is None:
+                raise
+            return ask(elsewhere, op, **arguments)
+
+    def _ask_here(self, queries: Queries, op: str, arguments: dict[str, Any]) -> Any:
         if op == "status":
             return queries.status(arguments["ticket"])
         if op == "events":
@@ -80,11 +97,21 @@ class Access:
         except OSError:
             workers_ = []
         every = [self.paths.control_socket, *(f"{self.paths.worker_sockets}/{name}" for name in workers_)]
-        return [path for path in every if _connects(path)]
+        found = [path for path in every if _connects(path)]
+        elsewhere = system_daemon(self.paths)
+        return [*found, elsewhere] if elsewhere else found
 
     def close(self) -> None:
         if self._store is not None:
             self._store.close()
+
+
+def system_daemon(paths: Paths) -> str | None:
+    """Root's daemon, for an ordinary user whom its control group lets in; None if there is none."""
+    path = system_socket()
+    if os.geteuid() == 0 or path == paths.control_socket or not _connects(path):
+        return None
+    return path
 
 
 def _connects(path: str) -> bool:
@@ -119,12 +146,10 @@ def daemon_answers(paths: Paths) -> bool:
         return False
     try:
         ask(paths.control_socket, "ping", timeout_s=5.0)
-    except NoSupervisor as error:
-        if "does not answer" in error.message:
-            raise
-        return False
-    except SupervisorError:
+    except NotAnswering:
         raise
+    except NoSupervisor:
+        return False
     return True
 
 

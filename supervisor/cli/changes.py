@@ -18,10 +18,9 @@ from supervisor.cli import output
 from supervisor.cli.access import complete_ticket, open_access
 from supervisor.cli.look import json_option
 from supervisor.clock import SystemClock, parse_rfc3339, rfc3339
-from supervisor.errors import UsageError
+from supervisor.errors import NotFound, UsageError
 from supervisor.events import Event, EventKind
 from supervisor.identifiers import check_ticket
-from supervisor.profile.load import load
 from supervisor.profile.units import show_size
 from supervisor.store.records import Run
 from supervisor.store.sqlite import SqliteStore
@@ -89,7 +88,8 @@ def apply_changes(ticket: str, *, quiet: bool) -> dict[str, Any]:
         _record(store, run, "applied", {"written": written, "refused": outcome["refused"][:100]})
     remove_overlay(run.overlay)
     if not quiet:
-        output.say(f"{output.accent(ticket)}  {written} changes applied to {run.worktree}")
+        many = "1 change" if written == 1 else f"{written} changes"
+        output.say(f"{output.accent(ticket)}  {many} applied to {run.worktree}")
         _print_refused(vetted)
     return outcome
 
@@ -109,16 +109,15 @@ def _vetted(ticket: str) -> Iterator[tuple[Run, SqliteStore, Trees, Vetted]]:
 
 def _protect_of(run: Run) -> list[str]:
     """The patterns that were in force, from the run's own record, not from a profile edited since."""
-    kept = (run.attestation or {}).get("protect")
-    if kept is None:
-        return load(run.profile).profile.files.protect
-    return list(kept)
+    if run.attestation is None:
+        raise UsageError(f"{run.ticket} was never started, so it changed nothing")
+    return list(run.attestation["protect"])
 
 
 def _ended(store: SqliteStore, ticket: str) -> Run:
     run = store.latest_run(check_ticket(ticket))
     if run is None:
-        raise UsageError(f"no ticket {ticket} has ever run here", hint="supervisorctl ps -a")
+        raise NotFound(f"no ticket {ticket} has ever run here", hint="supervisorctl ps -a")
     if run.ended_at is None:
         raise UsageError(f"{ticket} is still running", hint=f"supervisorctl stop {ticket}")
     if not run.overlay:

@@ -34,6 +34,7 @@ class LiveView:
         self._limit_s = 0.0
         self._limits: dict[str, Any] = {}
         self._stopping = ""
+        self._overlay = True
 
     def lost(self, runs: list[Run]) -> None:
         for run in runs:
@@ -44,7 +45,8 @@ class LiveView:
         self._limits = limits = made["limits"]
         self._limit_s = limits["wall_clock_s"]
         self._began_s = time.monotonic()
-        mode = "overlay of" if made["mode"] == "overlay" else "direct in"
+        self._overlay = made["mode"] == "overlay"
+        mode = "overlay of" if self._overlay else "direct in"
         armed = f"{made['armed']} controls armed ({show_duration(made['armed_ms'] / 1000)})"
         self._label("box", f"{made['profile']} · no network · {mode} {_home(made['worktree'])} · {armed}")
         for name, why in made["missing"].items():
@@ -115,10 +117,8 @@ class LiveView:
         if change:
             self._label("change", change)
         ticket = self.ticket
-        self._label(
-            "next",
-            f"supervisorctl diff {ticket} · supervisorctl logs {ticket} · supervisorctl status {ticket}",
-        )
+        words = ["diff", "logs", "status"] if self._overlay else ["logs", "status"]
+        self._label("next", " · ".join(f"supervisorctl {word} {ticket}" for word in words))
 
     def _label(self, name: str, text: str) -> None:
         self._print(output.dim(name.ljust(_LABEL)) + text)

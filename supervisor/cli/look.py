@@ -90,7 +90,7 @@ def _print_status(run: dict[str, Any]) -> None:
     if run["attestation"]:
         armed, missing = run["attestation"]["armed"], run["attestation"]["missing"]
         output.say(f"armed     {len(armed)} controls{_missing(missing)}")
-    if run["kill"] and run["reason"]:
+    if run["kill"] and run["reason"] and run["started_at"]:
         kill = run["kill"]
         output.say(
             f"end       {kill['stage']} · box observed empty after {show_duration(kill['elapsed_ms'] / 1000)}"

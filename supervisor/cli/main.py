@@ -34,6 +34,9 @@ _COMMANDS: dict[str, tuple[str, str, str]] = {
 }
 
 
+_READER_GONE = 141  # as a shell says it of a program that SIGPIPE ended
+
+
 class LazyGroup(click.Group):
     """Names and one-line helps are here; a command's module is imported when the command is used."""
 
@@ -57,6 +60,14 @@ class LazyGroup(click.Group):
             guess = f"did you mean {near[0]}?" if near else "supervisorctl --help lists the commands"
             raise SupervisorUsage(f"there is no command {args[0]!a}", guess)
         return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> object:
+        """click ends with 1 on a closed pipe, which here means an error nobody expected."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            raise SystemExit(_READER_GONE) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -89,7 +100,7 @@ def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
 @click.group(
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Every command takes --json. Exit codes: 0 done, 2 usage, 3 no such ticket, 4 not yet dead, "
+    epilog="Commands take --json. Exit codes: 0 done, 2 usage, 3 no such ticket, 4 not yet dead, "
     "5 no supervisor; `run` exits with the agent's code, or 64 and up for a limit (run --help).",
 )
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
@@ -129,10 +140,6 @@ def main() -> None:
         sys.exit(2)
     except (click.Abort, KeyboardInterrupt):
         sys.exit(130)
-    except BrokenPipeError:
-        # Whoever was reading has gone (head, less): not worth a word, but not a success either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        sys.exit(141)
     except Exception as error:
         if debug:
             raise
@@ -151,4 +158,4 @@ def _print_error(message: str, hint: str) -> None:
 
 
 def _plain(text: str) -> str:
-    return "".join(c if c.isprintable() or c == "\n" else f"\\x{ord(c):02x}" for c in text)
+    return "".join(c if c.isprintable() or c in "\n\t" else f"\\x{ord(c):02x}" for c in text)

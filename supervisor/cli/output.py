@@ -69,7 +69,8 @@ def table(rows: list[list[str]], *, right: frozenset[int] = frozenset(), header:
         return
     sizes = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     fixed = sum(sizes[:-1]) + 2 * (len(sizes) - 1)
-    sizes[-1] = max(8, min(sizes[-1], width() - fixed))
+    if sys.stdout.isatty():
+        sizes[-1] = max(8, min(sizes[-1], width() - fixed))
     for number, row in enumerate(rows):
         cells = []
         for column, cell in enumerate(row):
@@ -106,6 +107,6 @@ def limits_text(limits: dict[str, Any]) -> str:
         show_duration(float(limits["wall_clock_s"])),
         show_size(int(limits["memory_bytes"])),
         f"{limits['pids']} processes",
-        f"{limits['cpu_cores']:g} cores",
+        "1 core" if limits["cpu_cores"] == 1 else f"{limits['cpu_cores']:g} cores",
     ]
     return " · ".join(parts)

@@ -1,6 +1,6 @@
 """Owns the profile commands: list, explain.
 May touch profile files, read-only.
-Never judges a profile; that is for lint and verify.
+Never judges a profile.
 """
 
 from __future__ import annotations

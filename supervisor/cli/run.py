@@ -226,11 +226,12 @@ def _interrupt_daemon_run(paths: Paths, ticket: str, pressed: int) -> None:
     click.echo(
         f"\nasking {ticket} to end; {_SECOND_CTRL_C}" if pressed == 1 else f"\nkilling {ticket}", err=True
     )
-    asking = threading.Thread(
-        target=lambda: ask(paths.control_socket, op, timeout_s=None, ticket=ticket, note="Ctrl-C"),
-        daemon=True,
-    )
-    asking.start()
+
+    def send() -> None:
+        with contextlib.suppress(SupervisorError):  # it has ended meanwhile, or the loop will say so
+            ask(paths.control_socket, op, timeout_s=None, ticket=ticket, note="Ctrl-C")
+
+    threading.Thread(target=send, daemon=True).start()
 
 
 # ---------------------------------------------------------------- without a daemon

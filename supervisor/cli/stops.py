@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from supervisor.cli import output
-from supervisor.cli.access import Access, complete_ticket, daemon_answers, open_access
+from supervisor.cli.access import Access, complete_ticket, daemon_answers, open_access, system_daemon
 from supervisor.cli.look import json_option
 from supervisor.control.client import ask
 from supervisor.errors import NotFound, SupervisorError, UsageError
@@ -134,6 +134,10 @@ def _where(access: Access, ticket: str) -> list[str] | dict[str, Any] | Supervis
                 "already": True,
             }
         return [access.socket_of(run)]
+    except NotFound as error:
+        # Not a run of this user: perhaps one of root's daemon, whose group lets this user in.
+        elsewhere = system_daemon(access.paths)
+        return [elsewhere] if elsewhere else error
     except SupervisorError as error:
         return error
 

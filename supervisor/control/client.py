@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from supervisor.control.messages import MAX_LINE, Answer, Request, to_error
-from supervisor.errors import NoSupervisor, SupervisorError
+from supervisor.errors import NoSupervisor, NotAnswering, SupervisorError
 
 _CONNECT_TIMEOUT_S = 2.0
 
@@ -26,9 +26,10 @@ def ask(path: str, op: str, *, timeout_s: float | None = 10.0, **arguments: Any)
             connection.settimeout(timeout_s)
             raw = _read_line(connection)
         except TimeoutError:
-            raise NoSupervisor(
+            named = arguments.get("ticket", "TICKET")
+            raise NotAnswering(
                 "the supervisor does not answer (stopped, or overloaded)",
-                hint="supervisorctl kill --force TICKET works without it",
+                hint=f"supervisorctl kill --force {named} works without it",
             ) from None
         except OSError as error:
             raise NoSupervisor(

@@ -113,6 +113,8 @@ class LiveRun:
         self._requested_at_s = 0.0
         self._wake = asyncio.Event()
         self._launcher_gone = False
+        self._released = False
+        self._forced: StopRequest | None = None
         self._seccomp_sha256 = ""
         self._watcher = order.on_lines
 
@@ -145,7 +147,10 @@ class LiveRun:
             async with AsyncExitStack() as stack:
                 await self._walk(stack)
         except (BoxError, SupervisorError, OSError) as error:
-            await self._not_started(_as_not_started(error))
+            if self._released:
+                await self._fail(error)
+            else:
+                await self._not_started(_as_not_started(error))
         except Exception as error:
             await self._fail(error)
         finally:
@@ -258,6 +263,7 @@ class LiveRun:
         if not await self.row.settled(written, _RECORD_PATIENCE_S):
             raise NotStarted("the start could not be stored", hint="see the state of the database")
         await box.release()
+        self._released = True
         self.started.set()
         self.around.on_step(Step.RELEASED)
 
@@ -328,7 +334,9 @@ class LiveRun:
     async def _end(self, box: Box, exited: asyncio.Task[int | None]) -> tuple[Finished, KillRecord]:
         """Ask if there is a grace, then force, then look until it is empty."""
         began_s = self._requested_at_s if self.request else self.around.clock.boottime_s()
-        stage = "exit"
+        # Before anything is written over it: this process may have been hung while it was left.
+        self._forced = self._request_of_others()
+        stage = "kill" if self._forced else "exit"
         if self.request is not None:
             await self._write_request(self.request)
             if not exited.done():
@@ -394,11 +402,10 @@ class LiveRun:
     async def _close(
         self, book: LogBook, finished: Finished, kill: KillRecord, wait_status: int | None
     ) -> None:
-        request = self.request or self._request_of_others()
         seen = Seen(
             wait_status=wait_status,
-            request=request,
-            forced=kill.stage == "kill" or self.request is None,
+            request=self._forced or self.request,
+            forced=kill.stage == "kill",
             oom_kills=finished.counters.get("oom_kills", 0),
             launcher_gone=self._launcher_gone,
         )
@@ -422,7 +429,7 @@ class LiveRun:
             row = self.around.store.run(self.run.run_id)
         except SupervisorError:
             return None
-        if row is None or not row.reason_by:
+        if row is None or row.stage != "force":
             return None
         return kill_request(row.reason_by, who=row.reason_who, note=row.reason_note)
 
@@ -437,7 +444,7 @@ class LiveRun:
 
     async def _fail(self, error: Exception) -> None:
         """A mistake of ours outside of _supervise; the box is gone, and no other run may suffer from it."""
-        if self.wall_clock is None:
+        if not self._released:
             await self._not_started(NotStarted(f"unexpected: {error!r}"))
             return
         verdict = Verdict(StopReason.SUPERVISOR_LOST, "supervisor", "failure", repr(error))

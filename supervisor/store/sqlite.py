@@ -175,10 +175,6 @@ class SqliteStore:
             found.append((row["event_id"], msgspec.convert({**values, "detail": detail}, Event)))
         return found
 
-    def kind_counts(self, since: str) -> dict[str, int]:
-        sql = "SELECT kind, count(*) AS n FROM events WHERE at >= ? GROUP BY kind"
-        return {row["kind"]: row["n"] for row in self._rows(sql, (since,))}
-
     # ------------------------------------------------------------ tickets, flags, workers
 
     def ticket(self, key: str) -> Ticket | None:

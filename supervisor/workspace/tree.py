@@ -6,6 +6,7 @@ Never creates, changes or runs anything in it, and never trusts a path it did no
 from __future__ import annotations
 
 import os
+import pwd
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -78,11 +79,11 @@ class _Plan:
 def inspect(folder: str) -> Tree:
     """Look at the folder a run is to work in. Raises UsageError where no run may work."""
     root = os.path.realpath(folder)
-    home = os.path.expanduser("~")
+    homes = {os.path.realpath(entry.pw_dir) for entry in pwd.getpwall()} | {os.path.expanduser("~")}
     if (
         root in _SYSTEM_FOLDERS
         or root in _WHOLE_FOLDERS
-        or root == os.path.realpath(home)
+        or root in homes
         or root.startswith(("/proc/", "/sys/", "/dev/", "/run/agent/"))
     ):
         raise UsageError(
