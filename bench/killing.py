@@ -111,7 +111,7 @@ def _bare(group: str, times: _Times) -> None:
 
 
 async def _box(client: LauncherClient, plans: place.Plans, times: _Times) -> None:
-    """Box.kill and wait_empty, as the daemon uses them, without the daemon."""
+    """Box.kill and wait_dead, as the daemon uses them, without the daemon."""
     plan = plans.next()
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     read_end, write_end = os.pipe2(os.O_CLOEXEC)
@@ -128,12 +128,13 @@ async def _box(client: LauncherClient, plans: place.Plans, times: _Times) -> Non
         watched = _watch(box.group.v2, box.pid)
         begun = time.perf_counter()
         await box.kill()
-        finished = await box.wait_empty(_PATIENCE_S)
+        dead = await box.wait_dead(_PATIENCE_S)
         times.box.append((time.perf_counter() - begun) * 1000)
+        times.survivors["box"] += len(watched.alive()) if dead else tree51.SIZE
+        await box.wait_empty(_PATIENCE_S)
     except BaseException:
         await box.abandon()
         raise
-    times.survivors["box"] += len(watched.alive()) if finished else tree51.SIZE
     watched.close()
     box.close()
     plans.forget(plan)

@@ -423,14 +423,28 @@ class Box:
         reply, _ = await self.launcher.request("kill", run_id=self.spec.run_id)
         return int(reply["signalled"])
 
-    async def wait_empty(self, patience_s: float) -> Finished | None:
-        """Wait until init is dead and the cgroup unpopulated, then remove it; None past the patience.
+    async def wait_dead(self, patience_s: float) -> bool:
+        """Observe that nothing of the box is alive: init dead, cgroup unpopulated; False past the patience.
 
         The kernel ends a pid namespace completely before its init counts as dead (pid_namespaces(7)).
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + patience_s
         if not await self._wait_pidfd(patience_s):
+            return False
+        pause = 0.0005
+        while self.group.populated():
+            if loop.time() >= deadline:
+                return False
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, 0.05)
+        return True
+
+    async def wait_empty(self, patience_s: float) -> Finished | None:
+        """wait_dead, then have it collected and removed; None past the patience."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + patience_s
+        if not await self.wait_dead(patience_s):
             return None
         pause = 0.0005
         while True:

@@ -295,10 +295,10 @@ class LiveRun:
         """A mistake of ours while the agent ran ends this run, and only this one."""
         self.request_stop(kill_request("supervisor", who="failure", note=repr(error)))
         processes = await self._force(box)
-        finished = await self._until_empty(box)
+        await self._until_dead(box)
         elapsed_ms = round((self.around.clock.boottime_s() - self._requested_at_s) * 1000, 3)
         return (
-            finished,
+            await self._until_removed(box),
             KillRecord(elapsed_ms=elapsed_ms, survivors=0, stage="kill", processes=processes),
             None,
         )
@@ -344,10 +344,11 @@ class LiveRun:
         # After a natural exit too: what the agent left behind goes with it.
         processes = await self._force(box)
         self.around.on_step(Step.KILL_SENT)
-        finished = await self._until_empty(box)
+        await self._until_dead(box)
         elapsed_ms = round((self.around.clock.boottime_s() - began_s) * 1000, 3)
         self.around.on_step(Step.EMPTY)
-        return finished, KillRecord(elapsed_ms=elapsed_ms, survivors=0, stage=stage, processes=processes)
+        kill = KillRecord(elapsed_ms=elapsed_ms, survivors=0, stage=stage, processes=processes)
+        return await self._until_removed(box), kill
 
     async def _write_request(self, request: StopRequest) -> None:
         """The intent goes to the database first; a database that is away delays nothing by more than this."""
@@ -381,15 +382,20 @@ class LiveRun:
             box.group.kill()
             return 0
 
-    async def _until_empty(self, box: Box) -> Finished:
+    async def _until_dead(self, box: Box) -> None:
         """Observed, not assumed. What does not die keeps its row, its slot and an alarm."""
+        dead = await box.wait_dead(_EMPTY_PATIENCE_S)
+        if not dead:
+            self.row.change(None, {}, state=RunState.UNKILLABLE, reason=StopReason.UNKILLABLE)
+        while not dead:
+            await self._force(box)
+            dead = await box.wait_dead(_UNKILLABLE_RETRY_S)
+
+    async def _until_removed(self, box: Box) -> Finished:
+        """Counters read, groups removed; by the launcher, or without it if it has gone."""
         try:
-            finished = await box.wait_empty(_EMPTY_PATIENCE_S)
-            if finished is None:
-                self.row.change(None, {}, state=RunState.UNKILLABLE, reason=StopReason.UNKILLABLE)
-            while finished is None:
+            while (finished := await box.wait_empty(_EMPTY_PATIENCE_S)) is None:
                 await self._force(box)
-                finished = await box.wait_empty(_UNKILLABLE_RETRY_S)
             return finished
         except LauncherGone:
             self._launcher_gone = True
