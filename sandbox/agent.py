@@ -19,16 +19,6 @@ from sandbox.reporting import Armed, NoProgram, NotArmed, reason, receive, repor
 from sandbox.spec import Base, BoxSpec, Control
 from sandbox.wire import decode_box
 
-_INHERITED_HANDLING = (
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGHUP,
-    signal.SIGPIPE,
-    signal.SIGXFSZ,
-    signal.SIGCHLD,
-)
-"""Ignored in the launcher or in Python; an ignored signal would stay ignored over the exec."""
-
 
 def fork_ahead(base: Base, user_namespace: int) -> tuple[int, socket.socket]:
     """Fork it before there is a run, while there is time: its pid, and the socket it waits on."""
@@ -91,8 +81,7 @@ def _prepare_and_exec(
             landlock.enforce(box.landlock)
     else:
         armed.missing[Control.LANDLOCK] = "the kernel has no Landlock, or it is not in its lsm= list"
-    for number in _INHERITED_HANDLING:
-        signal.signal(number, signal.SIG_DFL)
+    syscalls.reset_signals()
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     os.umask(0o022)
     armed.add(Control.ENVIRONMENT)

@@ -32,6 +32,7 @@ _NR_LANDLOCK_RESTRICT_SELF = 446
 # These two differ: arch/x86/entry/syscalls/syscall_64.tbl and asm-generic (arm64).
 _MACHINE = os.uname().machine
 _NR_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}.get(_MACHINE, -1)
+_NR_RT_SIGACTION = {"x86_64": 13, "aarch64": 134}.get(_MACHINE, -1)
 
 # include/uapi/linux/sched.h
 CLONE_NEWTIME = 0x00000080
@@ -190,6 +191,20 @@ def set_parent_death_signal(number: int) -> None:
 
 def set_dumpable(value: bool) -> None:
     _prctl("PR_SET_DUMPABLE", _PR_SET_DUMPABLE, int(value))
+
+
+def reset_signals() -> None:
+    """Every signal back to its default: what is ignored would stay so over an exec (signal(7)).
+
+    Not by the C library, which does not let 32 and 33 be named, and whose posix_spawn leaves exactly
+    these two ignored in whatever it starts.
+    """
+    default = ctypes.create_string_buffer(32)  # struct kernel_sigaction, all zero: SIG_DFL
+    for number in range(1, 65):
+        if number not in (9, 19):
+            _call(
+                f"signal {number}", _NR_RT_SIGACTION, ctypes.c_int(number), default, None, ctypes.c_size_t(8)
+            )
 
 
 def set_process_name(name: str) -> None:

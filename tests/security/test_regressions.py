@@ -303,3 +303,32 @@ def test_what_the_host_mounts_later_is_seen_and_let_go() -> None:
     command = ["unshare", "-m", sys.executable, "-c", MOUNTED_LATER, str(ROOT)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.split("\n")[:2] == ["['fresh']", "[]"], done.stderr
+
+
+def test_no_signal_is_ignored_when_the_agent_begins(lab: Lab, worktree: Path) -> None:
+    """posix_spawn, and so make, leaves 32 and 33 ignored; nohup leaves HUP."""
+    code = "print(next(line for line in open('/proc/self/status') if line.startswith('SigIgn')))"
+    command = [sys.executable, "-c", _IGNORING, str(ROOT), str(worktree), code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    ours, theirs = done.stdout.split()
+    assert int(ours, 16) & (1 << 31), "the control: 32 is ignored where the launcher is started"
+    # What Python itself ignores when it starts: SIGPIPE and SIGXFSZ.
+    assert int(theirs, 16) == (1 << 12) | (1 << 24), done.stderr
+
+
+_IGNORING = """
+import ctypes, os, sys
+sys.path[:0] = [sys.argv[1], sys.argv[1] + "/tests/box"]
+from pathlib import Path
+from boxlab import Lab
+action = ctypes.create_string_buffer((1).to_bytes(8, "little") + bytes(24), 32)  # SIG_IGN
+for number in (1, 32, 33):
+    call = 13 if os.uname().machine == "x86_64" else 134  # rt_sigaction
+    assert ctypes.CDLL(None).syscall(call, number, action, None, ctypes.c_size_t(8)) == 0
+print(next(line for line in open("/proc/self/status") if line.startswith("SigIgn")).split()[1])
+lab = Lab()
+try:
+    print(lab.run(Path(sys.argv[2]), ["/usr/bin/python3", "-c", sys.argv[3]]).out.split()[1])
+finally:
+    lab.close()
+"""
