@@ -52,7 +52,7 @@ BROKEN: dict[Control, str] = {
     Control.NO_NEW_PRIVS: "broken(syscalls, 'set_no_new_privs')",
     Control.SECCOMP: "broken(syscalls, 'install_seccomp')",
     Control.LANDLOCK: "broken(syscalls, 'landlock_restrict_self')",
-    Control.MEMFD_NOEXEC: "mounts._set_memfd_noexec = lambda proc: False",
+    Control.MEMFD_NOEXEC: "mounts._set_memfd_noexec = lambda proc: 'broken'",
     Control.RESOURCE_LIMITS: "broken(identity, 'set_resource_limits')",
     Control.MEMORY_LIMIT: _WITHOUT.format(v2="where.v2", limit="memory"),
     Control.PIDS_LIMIT: _WITHOUT.format(v2="where.v2", limit="pids"),

@@ -53,7 +53,11 @@ def test_tables_end_where_the_terminal_ends(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")
-    output.table([["A", "COMMAND"], ["one", "x" * 200], ["three", "y"]])
+    rows = [["A", "COMMAND"], ["one", "x" * 200], ["three", "y"]]
+    output.table(rows)
+    assert "x" * 200 in capsys.readouterr().out, "a pipe gets all of it"
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    output.table(rows)
     lines = capsys.readouterr().out.splitlines()
     assert all(len(line) <= 40 for line in lines)
     assert lines[1].endswith("…") and lines[1].index("x") == lines[2].index("y") == lines[0].index("COMMAND")

@@ -46,6 +46,7 @@ def test_error_exit_codes() -> None:
         "NotFound": 3,
         "NotYetDead": 4,
         "NoSupervisor": 5,
+        "NotAnswering": 5,
         "StateError": 6,
         "NotStarted": 64,
     }
