@@ -197,6 +197,9 @@ class RunGroup:
             _write(f"{self.v2}/cgroup.kill", "1")
         except FileNotFoundError:
             self._kill_one_by_one()
+        except OSError as error:
+            if error.errno != errno.ENODEV:  # removed while it was open: nothing was in it
+                raise
 
     def _kill_one_by_one(self) -> None:
         """Before 5.14: freeze, signal, thaw; a frozen v2 group dies of SIGKILL and cannot fork."""
@@ -229,8 +232,10 @@ class RunGroup:
             return bool(self.members())
         try:
             events = read_text(f"{self.v2}/cgroup.events")
-        except FileNotFoundError:
-            return False
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENODEV):  # removed, perhaps while it was open
+                return False
+            raise
         return "populated 1" in events
 
     def counters(self) -> dict[str, int]:

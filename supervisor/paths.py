@@ -5,7 +5,6 @@ Never uses a folder that another user could have prepared.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 from dataclasses import dataclass
@@ -55,6 +54,8 @@ class Paths:
     @property
     def namespace_key(self) -> str:
         """Names this state's cgroups apart from those of another state on the same host."""
+        import hashlib  # a command that only asks does not need it
+
         return hashlib.sha256(os.path.realpath(self.state).encode()).hexdigest()[:12]
 
 

@@ -6,7 +6,6 @@ Never says dead before it was observed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import click
@@ -85,8 +84,17 @@ def _end(tickets: tuple[str, ...], everything: bool, as_json: bool, op: str, **e
                 raise where
             return _ask_each(where, op, timeout_s, {"ticket": ticket, **extra})
 
-        with ThreadPoolExecutor(max_workers=min(32, max(1, len(wanted)))) as pool:
-            _report(list(pool.map(lambda ticket: _attempt(ticket, one), wanted)), as_json)
+        _report(_together(lambda ticket: _attempt(ticket, one), wanted), as_json)
+
+
+def _together(one: Callable[[str], dict[str, Any]], wanted: list[str]) -> list[dict[str, Any]]:
+    """All at once: what is slow to die must not keep the others alive."""
+    if len(wanted) == 1:
+        return [one(wanted[0])]
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(max_workers=min(32, max(1, len(wanted)))) as pool:
+        return list(pool.map(one, wanted))
 
 
 def _wanted(access: Access, tickets: tuple[str, ...], everything: bool) -> list[str]:

@@ -15,7 +15,6 @@ import msgspec
 from supervisor import workers
 from supervisor.clock import parse_rfc3339, rfc3339
 from supervisor.errors import NotFound, UsageError
-from supervisor.logs.book import read_lines
 from supervisor.paths import Paths
 from supervisor.profile.units import parse_duration
 from supervisor.runs.verdict import agent_exit_code
@@ -64,6 +63,8 @@ class Queries:
 
     def log(self, ticket: str, offset: int = 0) -> dict[str, Any]:
         """Log lines from a byte offset, the offset to go on from, and whether more can come."""
+        from supervisor.logs.book import read_lines  # and with it the redactor, which no other needs
+
         run = self.find(ticket)
         lines, end = read_lines(self.paths.logs(run.run_id), offset)
         return {

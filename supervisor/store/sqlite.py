@@ -9,7 +9,7 @@ import os
 import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from importlib import resources
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -20,6 +20,7 @@ from supervisor.store.records import Run, RunState, Ticket, Worker
 
 T = TypeVar("T", bound=msgspec.Struct)
 
+_SCHEMA = Path(__file__).with_name("schema")
 _BUSY_TIMEOUT_S = 10.0
 _NETWORK_TYPES = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "ceph", "fuse.sshfs", "fuse.glusterfs", "afs")
 _JSON = ("command", "figures", "limits", "totals", "kill", "attestation", "cgroups")
@@ -84,8 +85,7 @@ class SqliteStore:
 
     def _migrate(self) -> None:
         """Apply the schema files newer than user_version, each in a transaction of its own."""
-        folder = resources.files("supervisor.store").joinpath("schema")
-        files = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".sql"))
+        files = sorted(_SCHEMA.glob("*.sql"))
         while True:
             version = self._db.execute("PRAGMA user_version").fetchone()[0]
             if version > len(files):
@@ -95,7 +95,7 @@ class SqliteStore:
                 )
             if version == len(files):
                 return
-            script = folder.joinpath(files[version]).read_text(encoding="utf-8")
+            script = files[version].read_text(encoding="utf-8")
             with self._transaction() as db:
                 if db.execute("PRAGMA user_version").fetchone()[0] == version:
                     for statement in _statements(script):
