@@ -170,10 +170,11 @@ def _arm_blank(base: Base, handles: BlankHandles, group: RunGroup, stage: mounts
     with armed.arming(Control.NETWORK_NAMESPACE):
         network.raise_loopback()
     _steps(lambda: mounts.begin(stage, base.steps))
-    if stage.memfd_noexec:
-        armed.missing[Control.MEMFD_NOEXEC] = stage.memfd_noexec
-    else:
+    # Exactly "" is armed: anything else that is merely false is not taken for it.
+    if stage.memfd_noexec == "":
         armed.add(Control.MEMFD_NOEXEC)
+    else:
+        armed.missing[Control.MEMFD_NOEXEC] = str(stage.memfd_noexec)
 
 
 def _enter_groups(group: RunGroup, armed: Armed) -> None:
