@@ -31,7 +31,7 @@ class Booking(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NewCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A call that wants a reservation. Instants are RFC 3339 UTC; day is a date, as limits/day.py names it."""
+    """A call that wants a reservation. Instants are RFC 3339 UTC; day is a date (limits/day.py)."""
 
     charge_id: str
     booking: Booking

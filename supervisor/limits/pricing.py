@@ -42,7 +42,8 @@ class Tier(msgspec.Struct, frozen=True, kw_only=True):
 class Price(msgspec.Struct, frozen=True, kw_only=True):
     """What a model costs. tiers are sorted by above_tokens.
 
-    tools: nano-dollars per use, by name. call_nanos: per call, whatever it used. max_output_tokens: the most that the model can answer with, 0 where that is not known.
+    tools: nano-dollars per use, by name. call_nanos: per call, whatever it used. max_output_tokens:
+    the most that the model can answer with, 0 where that is not known.
     source: where the figures come from, for people.
     """
 
