@@ -434,6 +434,19 @@ def _log_folder(step: spec.LogFolder, stage: Stage) -> None:
     stage.attach(mount, step.target)
 
 
+def _home_files(step: spec.HomeFiles, stage: Stage) -> None:
+    """Before the agent exists, so that nothing in that folder can be a link of its making."""
+    for file in step.files:
+        folder = step.target
+        for part in os.path.dirname(file.name).split("/"):
+            folder = f"{folder}/{part}" if part else folder
+            _make_folder(stage.path(folder), 0o700)
+            _own(stage.path(folder), stage)
+        path = stage.path(f"{step.target}/{file.name}")
+        _make_file(path, file.text, 0o600)
+        _own(path, stage)
+
+
 def _remount_read_only(target: str, stage: Stage) -> None:
     where = stage.open(target)
     try:
@@ -457,4 +470,5 @@ _EXECUTE: dict[type, Callable[[Any, Stage], None]] = {
     spec.Unlock: _unlock,
     spec.Hide: _hide,
     spec.LogFolder: _log_folder,
+    spec.HomeFiles: _home_files,
 }

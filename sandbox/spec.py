@@ -250,6 +250,25 @@ class LogFolder:
         return f"agent log folder {self.target} ({self.size_bytes} bytes)"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HomeFile:
+    """One file of the agent's own, by its path below the folder that it is put in."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HomeFiles:
+    """Settings that an agent program looks for in its home; they are the agent's, who may change them."""
+
+    target: str
+    files: tuple[HomeFile, ...]
+
+    def describe(self) -> str:
+        return f"files in {self.target}: {' '.join(file.name for file in self.files)}"
+
+
 MountStep = (
     Tmpfs
     | Directory
@@ -265,6 +284,7 @@ MountStep = (
     | Unlock
     | Hide
     | LogFolder
+    | HomeFiles
 )
 
 

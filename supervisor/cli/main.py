@@ -28,6 +28,7 @@ _COMMANDS: dict[str, tuple[str, str, str]] = {
     "apply": ("supervisor.cli.changes", "apply", "Carry a run's changes over to the worktree, vetted."),
     "discard": ("supervisor.cli.changes", "discard", "Throw a run's changes away."),
     "serve": ("supervisor.cli.serve", "serve", "Be the daemon."),
+    "agents": ("supervisor.cli.agents", "agents", "How known agent programs are pointed at the gateway."),
     "doctor": ("supervisor.cli.doctor", "doctor", "Make a real box and show what is armed on this host."),
     "profile": ("supervisor.cli.profile", "profile", "Look at profiles: list, explain."),
     "completion": ("supervisor.cli.completion", "completion", "Print the completion script for a shell."),

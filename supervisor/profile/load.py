@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from sandbox.spec import CONTROL_GROUPS, Control
+from supervisor.agents import KINDS, nearest
 from supervisor.errors import ProfileError
 from supervisor.profile.schema import ADDING, UNITS, Profile
 
@@ -191,6 +192,13 @@ def _check(profile: Profile, sources: list[str], text: dict[str, str]) -> None:
     ):
         if count < least:
             refuse(key, f"limits.{key} is too small: at least {least}")
+    for key, amount in (
+        ("iterations", limits.iterations),
+        ("tokens", limits.tokens),
+        ("output_tokens_per_call", limits.output_tokens_per_call),
+    ):
+        if amount is not None and not 0 <= amount < 1 << 53:
+            refuse(key, f"limits.{key} cannot be {amount}", "0 allows nothing; leave it out for no limit")
     if not 0 <= limits.stop_grace_s < limits.wall_clock_s:
         refuse("stop_grace", "limits.stop_grace must be shorter than limits.wall_clock")
     for pattern in [*profile.files.protect, *profile.files.hide]:
@@ -215,6 +223,25 @@ def _check(profile: Profile, sources: list[str], text: dict[str, str]) -> None:
                 "the agent's own logs go to /run/agent/",
             )
     _check_environment(profile, refuse)
+    _check_gateway(profile, refuse)
+
+
+def _check_gateway(profile: Profile, refuse: Any) -> None:
+    gateway, kind = profile.gateway, profile.agent.kind
+    if kind and kind not in KINDS:
+        refuse("kind", f"agent.kind: {kind!a} is not known", nearest(kind))
+    if profile.network.mode == "none":
+        if gateway.upstreams or gateway.models:
+            refuse(
+                "gateway", "[gateway] says which models, but network.mode is none", 'write mode = "gateway"'
+            )
+        return
+    for key, names in (("upstreams", gateway.upstreams), ("models", gateway.models)):
+        if not names or not all(names):
+            refuse("mode", f"network.mode is gateway, but gateway.{key} is empty", f"name the {key}")
+    counts = [gateway.least_output_tokens, gateway.image_tokens or 0, gateway.document_tokens or 0]
+    if min([*counts, *gateway.tool_uses.values()]) < 0:
+        refuse("gateway", "[gateway]: a count cannot be negative")
 
 
 def _check_environment(profile: Profile, refuse: Any) -> None:

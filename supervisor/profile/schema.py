@@ -10,11 +10,16 @@ from typing import Any, Literal
 
 import msgspec
 
+from supervisor.limits.money import parse_usd
 from supervisor.profile.units import parse_duration, parse_size
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """[limits]: one run. Seconds, bytes, cores; output is what is kept of stdout, stderr and logs."""
+    """[limits]: one run. Seconds, bytes, cores; output is what is kept of stdout, stderr and logs.
+
+    iterations are model calls, tokens count input with cache and output, ticket_usd is for all runs
+    of a ticket. None is no such limit, 0 allows nothing.
+    """
 
     wall_clock_s: float = msgspec.field(name="wall_clock")
     stop_grace_s: float = msgspec.field(name="stop_grace", default=5.0)
@@ -25,6 +30,21 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     output_bytes: int = msgspec.field(name="output", default=64 << 20)
     open_files: int = 4096
     file_bytes: int = msgspec.field(name="file_size", default=4 << 30)
+    iterations: int | None = None
+    tokens: int | None = None
+    usd_nanos: int | None = msgspec.field(name="usd", default=None)
+    ticket_usd_nanos: int | None = msgspec.field(name="ticket_usd", default=None)
+    output_tokens_per_call: int = 16_384
+
+
+class Daily(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """[daily]: what all runs together may spend in a day; the configuration's caps hold as well.
+
+    Nano-dollars; None is no cap from here, 0 allows nothing.
+    """
+
+    project_nanos: int | None = msgspec.field(name="project_usd", default=None)
+    global_nanos: int | None = msgspec.field(name="global_usd", default=None)
 
 
 class Files(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -42,9 +62,32 @@ class Files(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """[network]: "none" is a loopback of the box's own and nothing else."""
+    """[network]: "none" is a loopback of the box's own; "gateway" adds the model gateway on it."""
 
-    mode: Literal["none"] = "none"
+    mode: Literal["none", "gateway"] = "none"
+
+
+class Gateway(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """[gateway]: which models can be called, and through which upstreams of the configuration.
+
+    models are patterns ("claude-*"). least_output_tokens: a call that could answer less is refused.
+    image_tokens, document_tokens: what to hold for each one in a request; None refuses them, since
+    their tokens cannot be told from outside. tool_uses: the most uses, per call, of tools that run at
+    the provider, by name; those not named are refused.
+    """
+
+    upstreams: list[str] = []
+    models: list[str] = []
+    least_output_tokens: int = 256
+    image_tokens: int | None = None
+    document_tokens: int | None = None
+    tool_uses: dict[str, int] = {}
+
+
+class Agent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """[agent]: which program it is, so that it is pointed at the gateway and its other traffic silenced."""
+
+    kind: str = ""
 
 
 class Env(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -71,8 +114,11 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     description: str = ""
     require: list[str] = []
     limits: Limits
+    daily: Daily = Daily()
     files: Files = Files()
     network: Network = Network()
+    gateway: Gateway = msgspec.field(default_factory=Gateway)
+    agent: Agent = Agent()
     env: Env = msgspec.field(default_factory=Env)
     log: Log = msgspec.field(default_factory=Log)
 
@@ -84,6 +130,10 @@ UNITS: dict[tuple[str, str], Callable[[object], Any]] = {
     ("limits", "tmp"): parse_size,
     ("limits", "output"): parse_size,
     ("limits", "file_size"): parse_size,
+    ("limits", "usd"): parse_usd,
+    ("limits", "ticket_usd"): parse_usd,
+    ("daily", "project_usd"): parse_usd,
+    ("daily", "global_usd"): parse_usd,
     ("log", "max_line"): parse_size,
     ("log", "folder_size"): parse_size,
 }

@@ -20,9 +20,12 @@ from sandbox.spec import (
     BoxSpec,
     CgroupLimits,
     Control,
+    HomeFile,
+    HomeFiles,
     ResourceLimit,
     Worktree,
 )
+from supervisor.agents import GATEWAY_PORT, settings_for
 from supervisor.errors import NotStarted, UsageError
 from supervisor.profile.schema import Limits, Profile
 from supervisor.workspace.tree import Tree, protect_and_hide
@@ -89,15 +92,24 @@ def plan(
         owner_uid=tree.owner_uid,
         owner_gid=tree.owner_gid,
         workdir=tree.root,
-        steps=(worktree, *inside),
+        steps=(worktree, *inside, *_home_files(profile)),
         cgroup=CgroupLimits(memory_bytes=limits.memory_bytes, pids=limits.pids, cpu_cores=limits.cpu_cores),
         resource_limits=_resource_limits(limits),
         seccomp=program,
         landlock=landlock,
-        gateway_port=0,
+        gateway_port=GATEWAY_PORT if profile.network.mode == "gateway" else 0,
         required=tuple(sorted(required)),
     )
     return BoxPlan(spec, sha256)
+
+
+def _home_files(profile: Profile) -> tuple[HomeFiles, ...]:
+    """What the agent program looks for in its home, if a kind was named that needs files."""
+    if profile.network.mode != "gateway":
+        return ()
+    files = settings_for(profile.agent.kind, profile.gateway.models).files
+    made = tuple(HomeFile(name=name, text=text) for name, text in files.items())
+    return (HomeFiles(target=layout.HOME, files=made),) if made else ()
 
 
 def _seccomp(required: bool) -> tuple[str, str]:
@@ -165,6 +177,8 @@ def environment(profile: Profile, caller: Mapping[str, str], secrets: Mapping[st
         "SUPERVISOR_LOG_DIR": layout.LOG_FOLDER,
         "SSL_CERT_FILE": "/etc/ssl/certs/ca-certificates.crt",
     }
+    if profile.network.mode == "gateway":
+        made |= settings_for(profile.agent.kind, profile.gateway.models).environment
     made |= {name: caller[name] for name in profile.env.passed if name in caller}
     made |= profile.env.set
     made |= secrets
