@@ -69,6 +69,12 @@ def _step(step: spec.MountStep, made: Command, tree: str, twin: Path, hidden: st
             return ["--perms", f"{step.mode:o}", "--size", str(step.size_bytes), "--tmpfs", step.target]
         case spec.LogFolder():
             return ["--size", str(step.size_bytes), "--tmpfs", step.target]
+        case spec.HomeFiles():
+            return [
+                word
+                for file in step.files
+                for word in ("--file", str(_text(file.text, made, folder)), f"{step.target}/{file.name}")
+            ]
         case spec.Devices():
             return ["--dev", step.target]
         case spec.Terminals():
