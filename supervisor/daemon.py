@@ -28,7 +28,8 @@ from supervisor.stopping import stop_file
 from supervisor.stopping.database_flag import DatabaseFlags
 from supervisor.store.recorder import Recorder
 from supervisor.store.records import Run, RunState, Worker
-from supervisor.store.sqlite import SqliteStore, is_true
+from supervisor.store.store import Store, open_store
+from supervisor.store.values import is_true
 
 _LOOK_EVERY_S = 1.0
 _NOTE_PATIENCE_S = 0.02
@@ -54,7 +55,7 @@ class Supervisor:
         self.worker_id = new_ulid()
         self.runs: dict[str, LiveRun] = {}
         self.lost: list[Run] = []
-        self.store: SqliteStore
+        self.store: Store
         self.recorder: Recorder
         self.launcher: LauncherClient
         self._on_step = on_step
@@ -89,9 +90,9 @@ class Supervisor:
         self._stack.callback(self._let_go, lock)
         self.recorder = Recorder(self.paths.database)
         self._stack.callback(self.recorder.close)
-        self.store = SqliteStore(self.paths.database)
+        self.store = open_store(self.paths.database)
         self._stack.callback(self.store.close)
-        self._flags = DatabaseFlags(self.store, self.config.stop)
+        self._flags = DatabaseFlags(self.store, self.paths.database, self.config.stop)
         self._stack.callback(self._flags.close)
         self._register()
         self._stack.callback(self._unregister)

@@ -26,7 +26,7 @@ from supervisor.errors import (
 from supervisor.observe.queries import Queries
 from supervisor.paths import Paths, locate, prepare, system_socket
 from supervisor.store.records import Run
-from supervisor.store.sqlite import SqliteStore
+from supervisor.store.store import Store, open_store
 
 
 class Access:
@@ -34,13 +34,13 @@ class Access:
 
     def __init__(self, paths: Paths) -> None:
         self.paths = paths
-        self._store: SqliteStore | None = None
+        self._store: Store | None = None
         try:
             if os.access(paths.database, os.R_OK | os.W_OK):
-                self._store = SqliteStore(paths.database)
+                self._store = open_store(paths.database)
             elif _mine(paths.state) and not self.sockets():
                 prepare(paths)
-                self._store = SqliteStore(paths.database)
+                self._store = open_store(paths.database)
         except StateError:
             if not self.sockets():
                 raise
@@ -50,7 +50,7 @@ class Access:
         return Queries(self._store, self.paths) if self._store else None
 
     @property
-    def store(self) -> SqliteStore:
+    def store(self) -> Store:
         """Raises UsageError when this user may not read the database."""
         if self._store is None:
             raise UsageError(f"{self.paths.state} cannot be read by this user", hint="try with sudo")

@@ -23,7 +23,7 @@ from supervisor.events import Event, EventKind
 from supervisor.identifiers import check_ticket
 from supervisor.profile.units import show_size
 from supervisor.store.records import Run
-from supervisor.store.sqlite import SqliteStore
+from supervisor.store.store import Store
 from supervisor.workspace.apply import Vetted, vetted_changes
 from supervisor.workspace.apply import apply as write_changes
 from supervisor.workspace.apply import discard as remove_overlay
@@ -95,7 +95,7 @@ def apply_changes(ticket: str, *, quiet: bool) -> dict[str, Any]:
 
 
 @contextmanager
-def _vetted(ticket: str) -> Iterator[tuple[Run, SqliteStore, Trees, Vetted]]:
+def _vetted(ticket: str) -> Iterator[tuple[Run, Store, Trees, Vetted]]:
     with open_access() as access:
         run = _ended(access.store, ticket)
         started_ns = int(parse_rfc3339(run.created_at).timestamp() * 1e9)
@@ -114,7 +114,7 @@ def _protect_of(run: Run) -> list[str]:
     return list(run.attestation["protect"])
 
 
-def _ended(store: SqliteStore, ticket: str) -> Run:
+def _ended(store: Store, ticket: str) -> Run:
     run = store.latest_run(check_ticket(ticket))
     if run is None:
         raise NotFound(f"no ticket {ticket} has ever run here", hint="supervisorctl ps -a")
@@ -127,7 +127,7 @@ def _ended(store: SqliteStore, ticket: str) -> Run:
     return run
 
 
-def _record(store: SqliteStore, run: Run, word: str, detail: dict[str, Any]) -> None:
+def _record(store: Store, run: Run, word: str, detail: dict[str, Any]) -> None:
     at = rfc3339(SystemClock().utc())
     event = Event(at=at, run_id=run.run_id, ticket=run.ticket, kind=EventKind.WORKTREE_APPLIED, detail=detail)
     store.update_run(msgspec.structs.replace(run, applied=word), event)

@@ -19,7 +19,7 @@ from supervisor.paths import Paths
 from supervisor.profile.units import parse_duration
 from supervisor.runs.verdict import agent_exit_code
 from supervisor.store.records import Run
-from supervisor.store.sqlite import SqliteStore
+from supervisor.store.store import Store
 
 _RECENT = 5
 
@@ -27,7 +27,7 @@ _RECENT = 5
 class Queries:
     """Every method answers with JSON shapes; a ticket that is not known raises NotFound."""
 
-    def __init__(self, store: SqliteStore, paths: Paths) -> None:
+    def __init__(self, store: Store, paths: Paths) -> None:
         self.store = store
         self.paths = paths
 

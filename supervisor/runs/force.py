@@ -24,14 +24,14 @@ from supervisor.paths import Paths
 from supervisor.runs.life import process_start
 from supervisor.runs.reasons import StopReason
 from supervisor.store.records import KillRecord, Run, RunState
-from supervisor.store.sqlite import SqliteStore
+from supervisor.store.store import Store
 
 _PATIENCE_S = 10.0
 _RECORD_PATIENCE_S = 0.5
 _LOOK_EVERY_S = 0.005
 
 
-def force_kill(paths: Paths, store: SqliteStore, ticket: str, note: str) -> dict[str, Any]:
+def force_kill(paths: Paths, store: Store, ticket: str, note: str) -> dict[str, Any]:
     """Write the intent, kill through the kernel's own handles, wait until nothing is alive.
 
     Raises NotFound, NotYetDead, UsageError (a run of another host). A database that cannot be
@@ -67,7 +67,7 @@ def _who() -> str:
         return f"{os.getuid()}:?"
 
 
-def _write_intent(store: SqliteStore, run: Run, note: str) -> None:
+def _write_intent(store: Store, run: Run, note: str) -> None:
     """The supervisor, if it ever wakes, finds here why its run has died."""
     marked = msgspec.structs.replace(
         run, state=RunState.STOPPING, reason_by="operator", reason_who=_who(), reason_note=note, stage="force"
@@ -143,7 +143,7 @@ def _event(run: Run, kind: EventKind, detail: dict[str, Any]) -> Event:
     return Event(at=at, run_id=run.run_id, ticket=run.ticket, kind=kind, detail=detail)
 
 
-def _close(store: SqliteStore, run: Run, note: str, elapsed_ms: float, processes: int) -> Run:
+def _close(store: Store, run: Run, note: str, elapsed_ms: float, processes: int) -> Run:
     """Nobody else will: the supervisor of this run is dead."""
     closed = msgspec.structs.replace(
         run,

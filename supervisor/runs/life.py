@@ -33,7 +33,7 @@ from supervisor.runs.row import RunRow
 from supervisor.runs.verdict import Seen, Verdict, decide
 from supervisor.store.recorder import Recorder
 from supervisor.store.records import KillRecord, Run, RunState
-from supervisor.store.sqlite import SqliteStore
+from supervisor.store.store import Store
 from supervisor.workspace.tree import Tree
 
 _LOOK_EVERY_S = 1.0
@@ -86,7 +86,7 @@ class Surroundings:
     """What a run needs of the supervisor that owns it. store only reads; writes go to recorder."""
 
     paths: Paths
-    store: SqliteStore
+    store: Store
     recorder: Recorder
     launcher: LauncherClient
     clock: Clock

@@ -19,10 +19,10 @@ from supervisor.paths import Paths
 from supervisor.runs.force import kill_leftover
 from supervisor.runs.reasons import StopReason
 from supervisor.store.records import KillRecord, Run, RunState
-from supervisor.store.sqlite import SqliteStore
+from supervisor.store.store import Store
 
 
-async def reconcile(paths: Paths, store: SqliteStore, launcher: LauncherClient, clock: Clock) -> list[Run]:
+async def reconcile(paths: Paths, store: Store, launcher: LauncherClient, clock: Clock) -> list[Run]:
     """End and close every run whose supervisor is gone; the closed runs are returned.
 
     Done before anything new starts. Several supervisors starting at once take turns.
@@ -51,7 +51,7 @@ def _is_lost(run: Run, gone: set[str], paths: Paths) -> bool:
     return run.worker_id in gone or not workers.is_alive(paths, run.worker_id)
 
 
-def _close(store: SqliteStore, run: Run, clock: Clock) -> Run:
+def _close(store: Store, run: Run, clock: Clock) -> Run:
     """supervisor_lost, unless `kill --force` had said before that it was to be killed.
 
     Where no cgroup held the run, its death pipe and its parent's death have ended it; this is the

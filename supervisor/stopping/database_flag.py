@@ -9,17 +9,18 @@ from collections.abc import Iterable
 
 from supervisor.config import StopSettings
 from supervisor.errors import StateError
-from supervisor.store.flag_query import FlagQuery
-from supervisor.store.sqlite import SqliteStore
+from supervisor.store.flag_query import open_flag_query
+from supervisor.store.store import Store
 
 
 class DatabaseFlags:
     """Asks for the flags of live tickets. problem holds the last failure, for status and doctor."""
 
-    def __init__(self, store: SqliteStore, settings: StopSettings) -> None:
+    def __init__(self, store: Store, location: str, settings: StopSettings) -> None:
         """Raises StateError when the operator's query cannot be run: then no run may start."""
         self._store = store
-        self._query = FlagQuery(settings.database or store.path, settings.query) if settings.query else None
+        database = settings.database or location
+        self._query = open_flag_query(database, settings.query) if settings.query else None
         self.problem = ""
 
     def look(self, tickets: Iterable[str]) -> dict[str, str]:

@@ -9,53 +9,136 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
 
 from supervisor.errors import StateError
-from supervisor.store.sqlite import SqliteStore
+from supervisor.store.store import Store, open_store
 
 T = TypeVar("T")
 
 _RETRY_EVERY_S = 0.5
 _CLOSING_PATIENCE_S = 0.2
+_TOGETHER = 64
+
+
+@dataclass(slots=True)
+class _Write:
+    """One action. insist: try until it is written."""
+
+    action: Callable[[Store], Any]
+    insist: bool
+    future: Future[Any] = field(default_factory=Future)
+
+    def settle(self, result: Any, error: BaseException | None) -> None:
+        if error is not None:
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(result)
 
 
 class Recorder:
-    """Writes are carried out one after the other, in the order they were given."""
+    """Writes are carried out in the order they were given; those that wait together share one commit.
 
-    def __init__(self, path: str) -> None:
-        """Opens the database in the thread. Raises StateError as SqliteStore does."""
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="recorder")
+    A commit waits for the disk, so what queued up meanwhile is written with the next one. An action is
+    one method of the store, which is a transaction of its own and there becomes a part that can fail alone.
+    """
+
+    def __init__(self, location: str) -> None:
+        """Opens the database in the thread. Raises StateError as open_store does."""
+        self._queue: SimpleQueue[_Write | None] = SimpleQueue()
         self._closing = threading.Event()
         self.problem = ""
-        try:
-            self._store = self._thread.submit(SqliteStore, path).result()
-        except BaseException:
-            self._thread.shutdown()
-            raise
+        opened: Future[None] = Future()
+        self._thread = threading.Thread(
+            target=self._work, args=(location, opened), name="recorder", daemon=True
+        )
+        self._thread.start()
+        opened.result()
 
-    def write(self, action: Callable[[SqliteStore], T]) -> Future[T]:
+    def write(self, action: Callable[[Store], T]) -> Future[T]:
         """Try once; the future carries the error."""
-        return self._thread.submit(action, self._store)
+        return self._put(_Write(action, insist=False))
 
-    def keep(self, action: Callable[[SqliteStore], None]) -> Future[None]:
+    def keep(self, action: Callable[[Store], None]) -> Future[None]:
         """Try until it is written: a database that is locked, full or away must not lose an end."""
-        return self._thread.submit(self._insist, action)
+        return self._put(_Write(action, insist=True))
 
-    def _insist(self, action: Callable[[SqliteStore], None]) -> None:
-        while True:
-            if self._closing.is_set():
-                self._store.hurry(_CLOSING_PATIENCE_S)
+    async def call(self, action: Callable[[Store], T]) -> T:
+        """As write, for who waits in the loop."""
+        return await asyncio.wrap_future(self.write(action))
+
+    def _put(self, write: _Write) -> Future[Any]:
+        self._queue.put(write)
+        return write.future
+
+    # ------------------------------------------------------------ in the thread
+
+    def _work(self, location: str, opened: Future[None]) -> None:
+        try:
+            store = open_store(location)
+        except BaseException as error:
+            opened.set_exception(error)
+            return
+        opened.set_result(None)
+        try:
+            while (first := self._queue.get()) is not None:
+                self._carry_out(store, self._with_those_waiting(first))
+        finally:
+            store.close()
+
+    def _with_those_waiting(self, first: _Write) -> list[_Write]:
+        together = [first]
+        while len(together) < _TOGETHER:
             try:
-                action(self._store)
-            except StateError as error:
-                self.problem = error.message
-                if self._closing.wait(_RETRY_EVERY_S):
-                    raise
-            else:
+                following = self._queue.get_nowait()
+            except Empty:
+                break
+            if following is None:
+                self._queue.put(None)
+                break
+            together.append(following)
+        return together
+
+    def _carry_out(self, store: Store, writes: list[_Write]) -> None:
+        """In one transaction; if the database fails, one by one, so that each has its own outcome."""
+        wanted = [write for write in writes if write.future.set_running_or_notify_cancel()]
+        if len(wanted) > 1:
+            try:
+                outcomes = _together(store, wanted)
+            except StateError:
+                outcomes = []
+            for write, (result, error) in zip(wanted, outcomes, strict=False):
+                write.settle(result, error)
+            if outcomes:
                 self.problem = ""
                 return
+        for write in wanted:
+            self._one(store, write)
+
+    def _one(self, store: Store, write: _Write) -> None:
+        while True:
+            if self._closing.is_set():
+                with contextlib.suppress(StateError):
+                    store.hurry(_CLOSING_PATIENCE_S)
+            try:
+                result = write.action(store)
+            except StateError as error:
+                self.problem = error.message
+                if not write.insist or self._closing.wait(_RETRY_EVERY_S):
+                    write.settle(None, error)
+                    return
+            except BaseException as error:
+                write.settle(None, error)
+                return
+            else:
+                self.problem = ""
+                write.settle(result, None)
+                return
+
+    # ------------------------------------------------------------ waiting
 
     async def settled(self, future: Future[T], patience_s: float) -> bool:
         """Wait for a write, but no longer than that; True when it is on disk."""
@@ -69,9 +152,23 @@ class Recorder:
 
     def close(self, patience_s: float = 5.0) -> None:
         """Let queued writes finish; after that nothing waits, and the next start closes what is open."""
-        done = self._thread.submit(lambda: None)
-        with contextlib.suppress(TimeoutError):
+        done = self.write(lambda store: None)
+        with contextlib.suppress(TimeoutError, StateError):
             done.result(patience_s)
         self._closing.set()
-        self._thread.submit(self._store.close)
-        self._thread.shutdown(wait=True)
+        self._queue.put(None)
+        self._thread.join()
+
+
+def _together(store: Store, writes: list[_Write]) -> list[tuple[Any, BaseException | None]]:
+    """What came of each. Raises StateError when nothing of it is written."""
+    outcomes: list[tuple[Any, BaseException | None]] = []
+    with store.transaction():
+        for write in writes:
+            try:
+                outcomes.append((write.action(store), None))  # a store's method undoes itself when it fails
+            except StateError:
+                raise
+            except Exception as error:
+                outcomes.append((None, error))
+    return outcomes

@@ -38,7 +38,10 @@ class KillRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of runs. Instants are RFC 3339 UTC. exit_status is a wait status (wait(2)) or None."""
+    """One row of runs. Instants are RFC 3339 UTC. exit_status is a wait status (wait(2)) or None.
+
+    fence: the number under which its ticket was claimed, 0 when it was not claimed from the queue.
+    """
 
     run_id: str
     ticket: str
@@ -68,6 +71,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     attestation: dict[str, Any] | None = None
     cgroups: list[str] = []
     applied: str = ""
+    fence: int = 0
 
 
 class Worker(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,14 +86,32 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     started_at: str
 
 
+class TicketState(StrEnum):
+    """open → claimed → running → ended; needs_review where somebody must look before it runs again."""
+
+    OPEN = "open"
+    CLAIMED = "claimed"
+    RUNNING = "running"
+    ENDED = "ended"
+    NEEDS_REVIEW = "needs_review"
+
+
 class Ticket(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of tickets."""
+    """One row of tickets. fence grows with every claim; who holds an older number holds nothing.
+
+    worker_id and lease_until say who has it and until when, and are empty when nobody has.
+    """
 
     key: str
     project: str = ""
     goal: str = ""
-    state: str = "open"
+    state: TicketState = TicketState.OPEN
     stop_requested: bool = False
     stop_reason: str | None = None
     attempts: int = 0
+    priority: int = 0
+    fence: int = 0
+    worker_id: str = ""
+    lease_until: str = ""
+    created_at: str = ""
     updated_at: str

@@ -28,7 +28,7 @@ from supervisor.logs.book import read_lines
 from supervisor.observe.queries import Queries
 from supervisor.paths import Paths
 from supervisor.store.records import Run
-from supervisor.store.sqlite import SqliteStore
+from supervisor.store.store import Store, open_store
 
 T = TypeVar("T")
 
@@ -263,8 +263,8 @@ class Stand:
         return self.ended(ticket)
 
     @contextmanager
-    def store(self) -> Iterator[SqliteStore]:
-        store = SqliteStore(self.paths.database)
+    def store(self) -> Iterator[Store]:
+        store = open_store(self.paths.database)
         try:
             yield store
         finally:

@@ -14,7 +14,7 @@ import pytest
 
 from supervisor.errors import StateError
 from supervisor.store.recorder import Recorder
-from supervisor.store.sqlite import SqliteStore
+from supervisor.store.store import open_store
 
 
 def test_in_order(tmp_path: Path) -> None:
@@ -22,7 +22,7 @@ def test_in_order(tmp_path: Path) -> None:
     for number in range(100):
         recorder.keep(lambda store, number=number: store.set_setting("n", str(number)))  # type: ignore[misc]
     recorder.close()
-    store = SqliteStore(str(tmp_path / "db"))
+    store = open_store(str(tmp_path / "db"))
     assert store.settings() == {"n": "99"}
     store.close()
 
@@ -40,7 +40,7 @@ def test_a_kept_write_outwaits_a_lock_and_nobody_waits_for_it(tmp_path: Path) ->
     holder.close()
     assert asyncio.run(recorder.settled(written, 30)) is True
     recorder.close()
-    store = SqliteStore(path)
+    store = open_store(path)
     assert store.settings() == {"end": "told"}
     store.close()
 

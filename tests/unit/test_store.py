@@ -17,9 +17,11 @@ import pytest
 from supervisor.errors import StateError, UsageError
 from supervisor.events import Event, EventKind
 from supervisor.runs.reasons import StopReason
-from supervisor.store.flag_query import FlagQuery
+from supervisor.store.flag_query import open_flag_query
 from supervisor.store.records import KillRecord, Run, RunState, Worker
-from supervisor.store.sqlite import SqliteStore, TicketIsRunning, is_true
+from supervisor.store.store import open_store
+from supervisor.store.tickets import TicketIsRunning
+from supervisor.store.values import is_true
 
 AT = "2026-09-01T02:14:07.512Z"
 
@@ -58,7 +60,7 @@ def ended(run: Run) -> Run:
 
 
 def test_a_run_is_read_back_as_it_was_written(tmp_path: Path) -> None:
-    store = SqliteStore(str(tmp_path / "db"))
+    store = open_store(str(tmp_path / "db"))
     run = make_run()
     store.create_run(run, make_event(run))
     assert store.run("R0001") == run == store.latest_run("T-1")
@@ -76,7 +78,7 @@ def test_a_run_is_read_back_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_two_live_runs_of_a_ticket_are_refused_and_leave_no_trace(tmp_path: Path) -> None:
-    store = SqliteStore(str(tmp_path / "db"))
+    store = open_store(str(tmp_path / "db"))
     store.create_run(make_run(1), make_event(make_run(1)))
     with pytest.raises(TicketIsRunning) as caught:
         store.create_run(make_run(2), make_event(make_run(2)))
@@ -89,7 +91,7 @@ def test_two_live_runs_of_a_ticket_are_refused_and_leave_no_trace(tmp_path: Path
 
 
 def test_an_ended_run_stays_ended(tmp_path: Path) -> None:
-    store = SqliteStore(str(tmp_path / "db"))
+    store = open_store(str(tmp_path / "db"))
     run = make_run()
     store.create_run(run, make_event(run))
     store.update_run(ended(run), make_event(run, EventKind.RUN_ENDED))
@@ -112,11 +114,11 @@ def test_writes_stay_visible_when_another_process_opens_and_closes(tmp_path: Pat
     """Opening the file beside SQLite once dropped this process's locks: the other one then took the
     log of the last connection for its own to delete, and writes after that were lost."""
     path = str(tmp_path / "db")
-    first, second = SqliteStore(path), SqliteStore(path)
+    first, second = open_store(path), open_store(path)
     for number in range(1, 6):
         run = make_run(number, f"T-{number}")
         (first if number % 2 else second).create_run(run, make_event(run))
-        SqliteStore(path).close()
+        open_store(path).close()
         subprocess.run([sys.executable, "-c", PROBE, path], check=True)
         assert len(first.live_runs()) == len(second.live_runs()) == number
         outside = sqlite3.connect(path)
@@ -124,13 +126,13 @@ def test_writes_stay_visible_when_another_process_opens_and_closes(tmp_path: Pat
         outside.close()
     first.close()
     second.close()
-    again = SqliteStore(path)
+    again = open_store(path)
     assert len(again.live_runs()) == 5
     again.close()
 
 
 def test_the_file_is_for_this_user_alone(tmp_path: Path) -> None:
-    SqliteStore(str(tmp_path / "db")).close()
+    open_store(str(tmp_path / "db")).close()
     assert os.stat(tmp_path / "db").st_mode & 0o777 == 0o600
 
 
@@ -143,7 +145,7 @@ def test_a_damaged_database_is_kept_and_named(tmp_path: Path, content: bytes) ->
     path = tmp_path / "db"
     path.write_bytes(content)
     with pytest.raises(StateError) as caught:
-        SqliteStore(str(path))
+        open_store(str(path))
     assert str(path) in caught.value.message and caught.value.hint
     assert path.read_bytes() == content
 
@@ -154,18 +156,18 @@ def test_a_database_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
     connection.execute("PRAGMA user_version = 99")
     connection.close()
     with pytest.raises(StateError) as caught:
-        SqliteStore(str(path))
+        open_store(str(path))
     assert "newer version" in caught.value.message
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(StateError):
-        SqliteStore(str(tmp_path / "none/db"))
+        open_store(str(tmp_path / "none/db"))
 
 
 def test_a_locked_database_fails_and_works_again(tmp_path: Path) -> None:
     path = str(tmp_path / "db")
-    store = SqliteStore(path)
+    store = open_store(path)
     store.hurry(0.05)
     holder = sqlite3.connect(path, isolation_level=None)
     holder.execute("BEGIN EXCLUSIVE")
@@ -183,15 +185,15 @@ def test_a_locked_database_fails_and_works_again(tmp_path: Path) -> None:
 
 def test_a_transaction_that_fails_leaves_the_connection_usable(tmp_path: Path) -> None:
     """A full database rolls back by itself; our own rollback must not hide why."""
-    store = SqliteStore(str(tmp_path / "db"))
-    pages = store._db.execute("PRAGMA page_count").fetchone()[0]
-    store._db.execute(f"PRAGMA max_page_count = {pages}")
+    store = open_store(str(tmp_path / "db"))
+    pages = store._db.rows("PRAGMA page_count")[0]["page_count"]
+    store._db.rows(f"PRAGMA max_page_count = {pages}")
     run = make_run()
     big = msgspec.structs.replace(run, command=["x" * 500_000])
     with pytest.raises(StateError) as caught:
         store.create_run(big, make_event(run))
     assert "no space" in caught.value.message
-    store._db.execute("PRAGMA max_page_count = 100000")
+    store._db.rows("PRAGMA max_page_count = 100000")
     store.create_run(run, make_event(run))
     store.close()
 
@@ -207,11 +209,11 @@ def test_flags_that_are_not_set(value: object) -> None:
 
 
 def test_flags_are_those_of_the_tickets_asked_for(tmp_path: Path) -> None:
-    store = SqliteStore(str(tmp_path / "db"))
+    store = open_store(str(tmp_path / "db"))
     for number in (1, 2, 3):
         run = make_run(number, f"T-{number}")
         store.create_run(run, make_event(run))
-    store._db.execute("UPDATE tickets SET stop_requested = 'yes' WHERE key IN ('T-1', 'T-3')")
+    store._db.rows("UPDATE tickets SET stop_requested = 'yes' WHERE key IN ('T-1', 'T-3')")
     assert store.flagged_tickets(["T-1", "T-2"]) == {"T-1"}
     assert store.flagged_tickets([]) == set()
     assert store.clear_flag("T-1") and not store.clear_flag("T-1")
@@ -220,7 +222,7 @@ def test_flags_are_those_of_the_tickets_asked_for(tmp_path: Path) -> None:
 
 
 def test_settings_and_workers(tmp_path: Path) -> None:
-    store = SqliteStore(str(tmp_path / "db"))
+    store = open_store(str(tmp_path / "db"))
     store.set_setting("paused", "true")
     store.set_setting("paused", "false")
     assert store.settings() == {"paused": "false"}
@@ -238,12 +240,12 @@ def test_the_operators_query_reads_only_and_takes_the_key_as_a_value(tmp_path: P
     connection.execute("CREATE TABLE q (k TEXT, stop TEXT)")
     connection.execute("INSERT INTO q VALUES ('A', 'true'), ('B', 'false')")
     connection.commit()
-    query = FlagQuery(str(path), "SELECT stop FROM q WHERE k = :ticket")
+    query = open_flag_query(str(path), "SELECT stop FROM q WHERE k = :ticket")
     assert [query.is_set(key) for key in ("A", "B", "C", "A' OR 1=1 --")] == [True, False, False, False]
     query.close()
     with pytest.raises(StateError):
-        FlagQuery(str(path), "DELETE FROM q WHERE k <> :ticket")
+        open_flag_query(str(path), "DELETE FROM q WHERE k <> :ticket")
     with pytest.raises(StateError):
-        FlagQuery(str(tmp_path / "none.db"), "SELECT 1")
+        open_flag_query(str(tmp_path / "none.db"), "SELECT 1")
     assert connection.execute("SELECT count(*) FROM q").fetchone() == (2,)
     connection.close()

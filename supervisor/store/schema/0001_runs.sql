@@ -6,7 +6,7 @@ CREATE TABLE tickets (
     project        TEXT NOT NULL DEFAULT '',
     goal           TEXT NOT NULL DEFAULT '',
     state          TEXT NOT NULL DEFAULT 'open',
-    stop_requested BOOLEAN NOT NULL DEFAULT 0,
+    stop_requested BOOLEAN NOT NULL DEFAULT FALSE,
     stop_reason    TEXT,
     attempts       INTEGER NOT NULL DEFAULT 0,
     updated_at     TEXT NOT NULL

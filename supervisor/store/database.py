@@ -1,0 +1,70 @@
+"""Owns what the store asks of a database, whichever one it is.
+May touch nothing.
+Never knows a table: only how statements, transactions and locks are said to one kind of database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+SCHEMA = Path(__file__).with_name("schema")
+
+Row = dict[str, Any]
+
+
+class Database(Protocol):
+    """One connection, used from one thread at a time. Every failure is a StateError with a hint.
+
+    Statements are written with ? marks, in the part of SQL that SQLite and PostgreSQL share.
+    """
+
+    location: str
+    """What people are shown: a path, or the URL without its password."""
+
+    for_update: str
+    """Ends a SELECT whose rows are to be locked; "" where a writing transaction is alone anyway."""
+
+    skip_locked: str
+    """The same, passing over rows that another transaction holds."""
+
+    def rows(self, sql: str, values: Iterable[Any] = ()) -> list[Row]:
+        """Run one statement, inside or outside a transaction; the rows it gives."""
+        ...
+
+    def change(self, sql: str, values: Iterable[Any] = ()) -> int:
+        """Run one statement; how many rows it changed."""
+        ...
+
+    def change_many(self, sql: str, values: Iterable[Sequence[Any]]) -> None: ...
+
+    def transaction(self) -> AbstractContextManager[None]:
+        """All or nothing, durable when it is left; inside another one, a part that can fail alone."""
+        ...
+
+    def now(self) -> datetime | None:
+        """The database's own clock where several hosts share one, else None."""
+        ...
+
+    def hurry(self, patience_s: float) -> None:
+        """From now on wait no longer than that for anything."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Conflict(Exception):
+    """A unique row is there already."""
+
+
+def statements(script: str) -> list[str]:
+    """The statements of a schema file; comments are whole lines, and no statement holds a semicolon."""
+    lines = [line for line in script.splitlines() if not line.lstrip().startswith("--")]
+    return [statement for statement in "\n".join(lines).split(";") if statement.strip()]
+
+
+def schema_files() -> list[Path]:
+    return sorted(SCHEMA.glob("*.sql"))

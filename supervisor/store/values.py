@@ -1,0 +1,15 @@
+"""Owns how values that people write into the database by hand are read.
+May touch nothing.
+Never takes an unclear flag for one that is not set.
+"""
+
+from __future__ import annotations
+
+
+def is_true(value: object) -> bool:
+    """What an operator may have written by hand: 1, true, 'true', 'yes', 't'; in doubt it is set."""
+    if value is None:
+        return False
+    if isinstance(value, str):
+        return value.strip().lower() not in ("", "0", "f", "false", "n", "no", "off")
+    return bool(value)
