@@ -17,6 +17,8 @@ ANCHOR = "clock_anchor"
 JUMP = "clock_jump"
 """Settings: the last moment that was believed, and by how many seconds the clock is ahead of it."""
 
+_WRITE_EVERY_S = 60.0
+
 
 class BookingClock:
     """One per supervisor. look() is called about once a second with the settings of the store."""
@@ -29,6 +31,7 @@ class BookingClock:
         self._offset_s = 0.0
         self._jump_s = 0.0
         self._jump_was_told = False
+        self._written_s: float | None = None
         self._anchor = self._here()
         left = settings.get(ANCHOR)
         if left is not None:
@@ -81,5 +84,8 @@ class BookingClock:
         reading = self.read()
         if reading.jump_s:
             self._jump_was_told = True
-            return {JUMP: f"{reading.jump_s:.0f}"}
+            return {} if settings.get(JUMP) else {JUMP: f"{reading.jump_s:.0f}"}
+        if self._written_s is not None and self._anchor.boottime_s - self._written_s < _WRITE_EVERY_S:
+            return {}
+        self._written_s = self._anchor.boottime_s
         return {ANCHOR: msgspec.json.encode(self._anchor).decode()}

@@ -11,14 +11,17 @@ import socket
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from typing import Literal
+from zoneinfo import ZoneInfo
 
 from sandbox.client import LauncherClient
 from supervisor import workers
+from supervisor.booking import JUMP, BookingClock
 from supervisor.clock import Clock, SystemClock, boot_id, rfc3339
 from supervisor.config import Config
 from supervisor.errors import NotFound, StateError, UsageError
 from supervisor.events import EventKind
 from supervisor.identifiers import new_ulid
+from supervisor.leases import Leases
 from supervisor.logs.redact import KnownSecrets
 from supervisor.paths import Paths
 from supervisor.runs.life import LiveRun, Order, Step, Surroundings
@@ -33,7 +36,7 @@ from supervisor.store.values import is_true
 
 _LOOK_EVERY_S = 1.0
 _NOTE_PATIENCE_S = 0.02
-Kind = Literal["daemon", "foreground"]
+Kind = Literal["daemon", "foreground", "worker"]
 
 
 class Supervisor:
@@ -63,6 +66,8 @@ class Supervisor:
         self._tasks: asyncio.TaskGroup
         self._look = asyncio.Event()
         self._closing = False
+        self.booking: BookingClock
+        self.leases: Leases
         self._flags: DatabaseFlags
 
     @property
@@ -88,19 +93,59 @@ class Supervisor:
         self.launcher = await self._stack.enter_async_context(LauncherClient(self.paths.namespace_key))
         lock = workers.hold(workers.lock_path(self.paths, self.worker_id))
         self._stack.callback(self._let_go, lock)
-        self.recorder = Recorder(self.paths.database)
+        location = self.config.store_location(self.paths.database)
+        self.recorder = Recorder(location)
         self._stack.callback(self.recorder.close)
-        self.store = open_store(self.paths.database)
+        self.store = open_store(location)
         self._stack.callback(self.store.close)
-        self._flags = DatabaseFlags(self.store, self.paths.database, self.config.stop)
+        # A connection of its own: a database that hangs is waited for in a thread, not in the loop.
+        flags = open_store(location)
+        self._stack.callback(flags.close)
+        self._flags = DatabaseFlags(flags, location, self.config.stop)
         self._stack.callback(self._flags.close)
+        self._keep_time()
         self._register()
         self._stack.callback(self._unregister)
         self.lost = await reconcile(self.paths, self.store, self.launcher, self.clock)
         self._tasks = await self._stack.enter_async_context(asyncio.TaskGroup())
-        watch = self._tasks.create_task(self._watch_stops())
-        self._stack.callback(watch.cancel)
+        for watch in (self._watch_stops(), self._watch_clock(), self.leases.keep()):
+            self._stack.callback(self._tasks.create_task(watch).cancel)
         self._stack.push_async_callback(self._end_runs)
+
+    def _keep_time(self) -> None:
+        """By which clock charges are booked and leases end: the database's, where hosts share one."""
+        zone = ZoneInfo(self.config.daily.zone)
+        self.booking = BookingClock(self.clock, boot_id(), zone, self.store.settings())
+        shared = self._look_at_shared_clock(self.store)
+        self.leases = Leases(
+            recorder=self.recorder,
+            clock=self.clock,
+            booking=self.booking,
+            worker_id=self.worker_id,
+            lease_s=self.config.queue.lease_s,
+            shared=shared,
+            runs=lambda: list(self.runs.values()),
+        )
+
+    def _look_at_shared_clock(self, store: Store) -> bool:
+        now = store.now()
+        if now is not None:
+            self.booking.use_offset((now - self.clock.utc()).total_seconds())
+        return now is not None
+
+    async def _watch_clock(self) -> None:
+        """Once a second: a clock that jumped ahead pauses claims until somebody confirms it."""
+        while True:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            with suppress(StateError):
+                await self.recorder.call(self._check_clock)
+
+    def _check_clock(self, store: Store) -> None:
+        self._look_at_shared_clock(store)
+        settings = store.settings()
+        for key, value in self.booking.look(settings).items():
+            if key == JUMP or self.kind != "foreground":
+                store.set_setting(key, value)
 
     def _be_the_only_daemon(self) -> None:
         try:
@@ -125,6 +170,8 @@ class Supervisor:
             kind=self.kind,
             socket=self.socket_path,
             started_at=rfc3339(self.clock.utc()),
+            lock_path=workers.lock_path(self.paths, self.worker_id),
+            lease_until=self.leases.until(),
         )
         self.store.add_worker(worker)
 
@@ -229,12 +276,12 @@ class Supervisor:
             raise NotFound(f"no ticket {ticket} is running here")
         return self.runs[ticket]
 
-    def stop_is_wanted(self, ticket: str) -> StopRequest | None:
+    async def stop_is_wanted(self, ticket: str) -> StopRequest | None:
         """Look once: stop-files, then flags. A database that is away does not hide the files."""
         notes = stop_file.look(self.paths, [ticket])
         if notes:
             return kill_request("stop_file", note=notes[ticket])
-        flags = self._flags.look([ticket])
+        flags = await asyncio.to_thread(self._flags.look, [ticket])
         if flags:
             return kill_request("database_flag", note=flags[ticket])
         return None
@@ -270,5 +317,6 @@ class Supervisor:
             found |= stop_file.look(self.paths, found)
         for ticket, note in found.items():
             live[ticket].request_stop(kill_request("stop_file", note=note))
-        for ticket, note in self._flags.look(live).items():
+        flags = await asyncio.to_thread(self._flags.look, list(live))
+        for ticket, note in flags.items():
             live[ticket].request_stop(kill_request("database_flag", note=note))

@@ -8,11 +8,13 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from supervisor.errors import StateError
 from supervisor.paths import Paths
+from supervisor.store.records import Worker
 
 
 def lock_path(paths: Paths, worker_id: str) -> str:
@@ -33,12 +35,24 @@ def hold(path: str) -> int:
     return fd
 
 
-def is_alive(paths: Paths, worker_id: str) -> bool:
-    """Does a process hold that supervisor's lock? The kernel lets go of it when the process dies."""
-    try:
-        fd = os.open(lock_path(paths, worker_id), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:
+def is_alive(worker: Worker | None, now: str) -> bool:
+    """On this host: does a process hold its lock? Elsewhere: does its lease last? now is RFC 3339 UTC.
+
+    One that is not in the table has ended in good order, or was found dead before.
+    """
+    if worker is None:
         return False
+    if worker.host != socket.gethostname():
+        return worker.lease_until > now
+    return _is_locked(worker.lock_path)
+
+
+def _is_locked(path: str) -> bool:
+    """The kernel lets go of a lock when the process that holds it dies."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError as error:
+        return error.errno not in (errno.ENOENT, errno.ENOTDIR)
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError as error:

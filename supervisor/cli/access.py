@@ -9,11 +9,13 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Any
 
 import click
 
 from supervisor import workers
+from supervisor.clock import rfc3339
 from supervisor.control.client import ask
 from supervisor.errors import (
     NoSupervisor,
@@ -83,9 +85,9 @@ class Access:
 
     def socket_of(self, run: Run) -> str:
         """Where the supervisor of a run takes requests. Raises NoSupervisor when it is gone."""
-        for worker in self.store.workers():
-            if worker.worker_id == run.worker_id and workers.is_alive(self.paths, worker.worker_id):
-                return worker.socket
+        worker = self.store.worker(run.worker_id)
+        if worker is not None and workers.is_alive(worker, rfc3339(datetime.now(UTC))):
+            return worker.socket
         raise NoSupervisor(
             f"the supervisor of {run.ticket} is gone", hint=f"supervisorctl kill --force {run.ticket}"
         )

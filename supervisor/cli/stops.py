@@ -41,7 +41,7 @@ def kill(tickets: tuple[str, ...], everything: bool, reason: str, force: bool, a
         with open_access() as access:
             wanted = _wanted(access, tickets, everything)
             _report(
-                [_attempt(t, lambda t: force_kill(access.paths, access.store, t, reason)) for t in wanted],
+                [_attempt(t, lambda t: force_kill(access.store, t, reason)) for t in wanted],
                 as_json,
             )
         return

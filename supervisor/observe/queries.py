@@ -18,7 +18,7 @@ from supervisor.errors import NotFound, UsageError
 from supervisor.paths import Paths
 from supervisor.profile.units import parse_duration
 from supervisor.runs.verdict import agent_exit_code
-from supervisor.store.records import Run
+from supervisor.store.records import Run, Worker
 from supervisor.store.store import Store
 
 _RECENT = 5
@@ -37,12 +37,13 @@ class Queries:
         if include_ended:
             since = rfc3339(datetime.now(UTC) - timedelta(days=1))
             rows = [*reversed(self.store.ended_runs(since)), *rows]
-        return [self._short(run) for run in rows]
+        known = {worker.worker_id: worker for worker in self.store.workers()}
+        return [self._short(run, known.get(run.worker_id)) for run in rows]
 
     def status(self, ticket: str) -> dict[str, Any]:
         """One run in full: the latest of that ticket."""
         run = self.find(ticket)
-        return {**self._short(run), **_long(run)}
+        return {**self._short(run, self.store.worker(run.worker_id)), **_long(run)}
 
     def find(self, ticket: str) -> Run:
         run = self.store.latest_run(ticket)
@@ -99,7 +100,7 @@ class Queries:
             "reasons": by_reason,
         }
 
-    def _short(self, run: Run) -> dict[str, Any]:
+    def _short(self, run: Run, worker: Worker | None) -> dict[str, Any]:
         return {
             "run_id": run.run_id,
             "ticket": run.ticket,
@@ -115,8 +116,12 @@ class Queries:
             "created_at": run.created_at,
             "limits": run.limits,
             "totals": run.totals,
-            "supervised": run.ended_at is not None or workers.is_alive(self.paths, run.worker_id),
+            "supervised": run.ended_at is not None or workers.is_alive(worker, self._now()),
         }
+
+    def _now(self) -> str:
+        """As the leases of workers are written."""
+        return rfc3339(self.store.now() or datetime.now(UTC))
 
     def _known(self) -> str:
         live = [run.ticket for run in self.store.live_runs()][:_RECENT]

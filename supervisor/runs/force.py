@@ -20,7 +20,6 @@ from supervisor import workers
 from supervisor.clock import SystemClock, boot_id, rfc3339
 from supervisor.errors import NotFound, NotYetDead, StateError, UsageError
 from supervisor.events import Event, EventKind
-from supervisor.paths import Paths
 from supervisor.runs.life import process_start
 from supervisor.runs.reasons import StopReason
 from supervisor.store.records import KillRecord, Run, RunState
@@ -31,7 +30,7 @@ _RECORD_PATIENCE_S = 0.5
 _LOOK_EVERY_S = 0.005
 
 
-def force_kill(paths: Paths, store: Store, ticket: str, note: str) -> dict[str, Any]:
+def force_kill(store: Store, ticket: str, note: str) -> dict[str, Any]:
     """Write the intent, kill through the kernel's own handles, wait until nothing is alive.
 
     Raises NotFound, NotYetDead, UsageError (a run of another host). A database that cannot be
@@ -54,7 +53,7 @@ def force_kill(paths: Paths, store: Store, ticket: str, note: str) -> dict[str, 
         kill_leftover(run)
         time.sleep(_LOOK_EVERY_S)
     elapsed_ms = round((time.monotonic() - began_s) * 1000, 3)
-    if not workers.is_alive(paths, run.worker_id):
+    if not workers.is_alive(store.worker(run.worker_id), rfc3339(SystemClock().utc())):
         with contextlib.suppress(StateError):  # dead all the same; the next start closes the row
             run = _close(store, run, note, elapsed_ms, processes)
     return _result(run, elapsed_ms, processes, already=False)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from enum import StrEnum
@@ -91,7 +91,7 @@ class Surroundings:
     launcher: LauncherClient
     clock: Clock
     worker_id: str
-    stop_is_wanted: Callable[[str], StopRequest | None]
+    stop_is_wanted: Callable[[str], Awaitable[StopRequest | None]]
     on_step: Callable[[Step], None] = lambda _: None
 
 
@@ -160,7 +160,7 @@ class LiveRun:
     async def _walk(self, stack: AsyncExitStack) -> None:
         book = self._open_book()
         stack.callback(book.close)
-        self._refuse_if_stopped()
+        await self._refuse_if_stopped()
         began_s = self.around.clock.boottime_s()
         box, captures = await self._make_box(book, stack)
         self.box = box
@@ -170,7 +170,7 @@ class LiveRun:
         stack.callback(files.close)
         try:
             await self._attest(box, began_s)
-            self._refuse_if_stopped()
+            await self._refuse_if_stopped()
             await self._release(box)
         except BaseException:
             await box.abandon()
@@ -191,9 +191,9 @@ class LiveRun:
         path = self.around.paths.logs(self.run.run_id)
         return LogBook(path, self.redactor, limits.output_bytes, log.max_line_bytes).open()
 
-    def _refuse_if_stopped(self) -> None:
+    async def _refuse_if_stopped(self) -> None:
         """A stop that was there before the agent was: nothing is executed."""
-        request = self.request or self.around.stop_is_wanted(self.order.ticket)
+        request = self.request or await self.around.stop_is_wanted(self.order.ticket)
         if request is not None:
             self.request = request
             said = request.note or request.who

@@ -28,37 +28,49 @@ async def reconcile(paths: Paths, store: Store, launcher: LauncherClient, clock:
     Done before anything new starts. Several supervisors starting at once take turns.
     """
     with workers.exclusive(paths, "reconcile"):
-        dead = [
-            w
-            for w in store.workers()
-            if w.host == socket.gethostname() and not workers.is_alive(paths, w.worker_id)
-        ]
-        alive = [w.worker_id for w in store.workers() if w not in dead]
+        here, now = socket.gethostname(), rfc3339(store.now() or clock.utc())
+        known = {worker.worker_id: worker for worker in store.workers()}
+        dead = [w for w in known.values() if w.host == here and not workers.is_alive(w, now)]
+        alive = [w.worker_id for w in known.values() if w not in dead]
         await launcher.request("sweep", namespace_key=paths.namespace_key, keep=alive)
-        gone = {w.worker_id for w in dead}
-        closed = [_close(store, run, clock) for run in store.live_runs() if _is_lost(run, gone, paths)]
+        closed = []
+        for run in store.live_runs():
+            if run.host == here and not workers.is_alive(known.get(run.worker_id), now):
+                kill_leftover(run)
+                closed.append(_close(store, run, now))
         for worker in dead:
             store.remove_worker(worker.worker_id)
-            for path in (worker.socket, workers.lock_path(paths, worker.worker_id)):
+            for path in (worker.socket, worker.lock_path):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)
     return closed
 
 
-def _is_lost(run: Run, gone: set[str], paths: Paths) -> bool:
-    if run.host != socket.gethostname():
-        return False
-    return run.worker_id in gone or not workers.is_alive(paths, run.worker_id)
+def close_lost_elsewhere(store: Store, now: str) -> list[Run]:
+    """Close runs of other hosts whose supervisor has not renewed its lease, and free what they held.
+
+    A supervisor that cannot renew ends its runs before its lease is over; one that is dead took them
+    with it.
+    """
+    here = socket.gethostname()
+    known = {worker.worker_id: worker for worker in store.workers()}
+    lost = [
+        run
+        for run in store.live_runs()
+        if run.host != here and not workers.is_alive(known.get(run.worker_id), now)
+    ]
+    closed = [_close(store, run, now) for run in lost]
+    for worker in known.values():
+        if worker.host != here and not workers.is_alive(worker, now):
+            store.remove_worker(worker.worker_id)
+    return closed
 
 
-def _close(store: Store, run: Run, clock: Clock) -> Run:
+def _close(store: Store, run: Run, at: str) -> Run:
     """supervisor_lost, unless `kill --force` had said before that it was to be killed.
 
-    Where no cgroup held the run, its death pipe and its parent's death have ended it; this is the
-    third way.
+    A call that was under way may have been made, so what it held is charged.
     """
-    kill_leftover(run)
-    at = rfc3339(clock.utc())
     forced = run.reason_by == "operator" and run.stage == "force"
     reason = StopReason.KILLED if forced else StopReason.SUPERVISOR_LOST
     closed = msgspec.structs.replace(
@@ -73,5 +85,6 @@ def _close(store: Store, run: Run, clock: Clock) -> Run:
     )
     detail = {"reason": closed.reason, "by": closed.reason_by, "note": closed.reason_note}
     event = Event(at=at, run_id=run.run_id, ticket=run.ticket, kind=EventKind.RUN_ENDED, detail=detail)
+    store.ledger.settle_run(run.run_id, "supervisor lost", at)
     store.update_run(closed, event)
     return closed

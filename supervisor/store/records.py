@@ -75,7 +75,10 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Worker(msgspec.Struct, frozen=True, kw_only=True):
-    """A supervisor process. socket is where it takes requests; kind is "daemon" or "foreground"."""
+    """A supervisor process. socket is where it takes requests; kind is "daemon", "foreground" or "worker".
+
+    lock_path: the file on its host whose lock it holds. lease_until: for the other hosts.
+    """
 
     worker_id: str
     host: str
@@ -84,6 +87,8 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     socket: str
     started_at: str
+    lock_path: str = ""
+    lease_until: str = ""
 
 
 class TicketState(StrEnum):

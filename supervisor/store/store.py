@@ -154,9 +154,20 @@ class Store:
         with self._db.transaction():
             self._db.change(sql, msgspec.structs.astuple(worker))
 
+    def renew_worker(self, worker_id: str, lease_until: str) -> None:
+        """It lives, and so does what it holds of money."""
+        with self._db.transaction():
+            self._db.change(
+                "UPDATE workers SET lease_until = ? WHERE worker_id = ?", (lease_until, worker_id)
+            )
+            self.ledger.renew(worker_id, lease_until)
+
     def remove_worker(self, worker_id: str) -> None:
         with self._db.transaction():
             self._db.change("DELETE FROM workers WHERE worker_id = ?", (worker_id,))
+
+    def worker(self, worker_id: str) -> Worker | None:
+        return _first(Worker, self._db.rows("SELECT * FROM workers WHERE worker_id = ?", (worker_id,)))
 
     def workers(self) -> list[Worker]:
         return _all(Worker, self._db.rows("SELECT * FROM workers ORDER BY started_at"))
