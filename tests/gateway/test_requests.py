@@ -525,8 +525,8 @@ JSON = st.recursive(
 FIELDS = st.sampled_from(
     (
         "model messages max_tokens max_completion_tokens max_output_tokens stream stream_options tools "
-        "system thinking input contents generationConfig generation_config n best_of context_management tool_choice "
-        "modalities speed service_tier truncation"
+        "system thinking input contents generationConfig generation_config n best_of context_management "
+        "tool_choice modalities speed service_tier truncation"
     ).split()
 )
 
