@@ -55,10 +55,10 @@ class TierOverride(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class PriceOverride(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """[prices."PROVIDER/MODEL"], or PROVIDER/* for all its models. USD per million tokens: "2.50".
 
-    Amounts are strings; "0" is free. input and output are both given, or both taken from the table. What is left out: a
-    cache read costs what input does, a 5 min write 1.25 times and a 1 h write twice as much. tools:
-    USD per use by name; call: USD per call. max_output_tokens: what the model can answer with at most,
-    0 where that is not known.
+    Amounts are strings; "0" is free. input and output are both given, or both taken from the table.
+    Where left out, a cache read costs what input does, a 5 min write 1.25 times and a 1 h write twice
+    as much. tools: USD per use by name; call: USD per call. max_output_tokens: what the model can
+    answer with at most, 0 where that is not known.
     """
 
     input: str | None = None

@@ -98,7 +98,6 @@ def test_a_call_costs_what_the_table_says(
             cache_write_1h_tokens=long,
             output_tokens=written,
             web_searches=searches,
-            **({"requests": 1} if price.call_nanos else {}),
         ),
     )
     assert ours == theirs
