@@ -1,102 +1,83 @@
-"""Owns a small agent without a model: it repairs failing tests by trying small changes to the code.
-May touch the folder it is started in, and $SUPERVISOR_LOG_DIR for its own log.
-Never needs a network; that it cannot reach one is part of what it shows.
+"""Owns a small agent: it asks a model what to do next, does it, and tells the model how it went.
+May touch the folder it is started in, and the model that $ANTHROPIC_BASE_URL names.
+Never holds a real key; that it cannot reach anything else is part of what it shows.
 
-usage: python3 repair_agent.py FILE    (tests are found by unittest in the same folder)
+usage: python3 repair_agent.py MODEL TASK
 """
 
 from __future__ import annotations
 
-import ast
 import json
 import os
-import re
+import shlex
+import socket
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
+import urllib.error
+import urllib.request
 from pathlib import Path
+from typing import Any
 
-_SWAPS: dict[type, list[type]] = {
-    ast.Add: [ast.Sub],
-    ast.Sub: [ast.Add],
-    ast.Gt: [ast.GtE, ast.Lt],
-    ast.GtE: [ast.Gt],
-    ast.Lt: [ast.LtE, ast.Gt],
-    ast.LtE: [ast.Lt],
-}
-_SYMBOL: dict[type, str] = {
-    ast.Add: "+",
-    ast.Sub: "-",
-    ast.Gt: ">",
-    ast.GtE: ">=",
-    ast.Lt: "<",
-    ast.LtE: "<=",
-}
-_OPERATOR = re.compile(r"\s*(>=|<=|>|<|\+|-)\s*")
-
-
-class Journal:
-    """One NDJSON line per step, in the shape that supervisors read (docs/events.md)."""
-
-    def __init__(self) -> None:
-        folder = os.environ.get("SUPERVISOR_LOG_DIR")
-        self._path = Path(folder, "steps.ndjson") if folder else None
-        self._iteration = 0
-
-    def step(self, tool: str, args: dict[str, str], outcome: str, began_s: float) -> None:
-        self._iteration += 1
-        line = {
-            "kind": "iteration",
-            "iteration": self._iteration,
-            "tool": tool,
-            "args": args,
-            "outcome": outcome,
-            "duration_ms": round((time.monotonic() - began_s) * 1000),
-        }
-        if self._path is not None:
-            with self._path.open("a", encoding="utf-8") as file:
-                print(json.dumps(line), file=file)
+_MAX_TURNS = 50
+_TOOLS = [
+    {
+        "name": name,
+        "description": text,
+        "input_schema": {
+            "type": "object",
+            "properties": {word: {"type": "string"} for word in words},
+            "required": list(words),
+        },
+    }
+    for name, text, words in (
+        ("run", "Run a command and read what it prints.", ("command",)),
+        ("read", "Read a file.", ("path",)),
+        ("edit", "Replace a text that occurs once in a file.", ("path", "old", "new")),
+    )
+]
 
 
-def run_tests(journal: Journal) -> int:
-    """How many tests fail."""
-    began_s = time.monotonic()
-    command = [sys.executable, "-B", "-m", "unittest", "-q"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    found = re.search(r"(?:failures|errors)=(\d+)", done.stderr)
-    failing = int(found[1]) if found else int(done.returncode != 0)
-    journal.step("run", {"cmd": "python3 -m unittest"}, f"{failing} failing", began_s)
-    return failing
+def ask(model: str, messages: list[dict[str, Any]]) -> dict[str, Any]:
+    """One call of the Messages API. Raises HTTPError, for a refusal too."""
+    body = {"model": model, "max_tokens": 1024, "tools": _TOOLS, "messages": messages}
+    request = urllib.request.Request(
+        f"{os.environ['ANTHROPIC_BASE_URL']}/v1/messages",
+        data=json.dumps(body).encode(),
+        headers={
+            "Content-Type": "application/json",
+            "X-Api-Key": os.environ["ANTHROPIC_API_KEY"],
+            "Anthropic-Version": "2023-06-01",
+        },
+    )
+    with urllib.request.urlopen(request) as response:
+        answer: dict[str, Any] = json.load(response)
+    return answer
 
 
-def candidates(source: str) -> Iterator[tuple[int, str, str]]:
-    """Every source with one operator exchanged: (line, what was done, new source)."""
-    lines = source.splitlines(keepends=True)
-    for node in ast.walk(ast.parse(source)):
-        pairs: list[tuple[ast.expr, ast.AST, ast.expr]] = []
-        if isinstance(node, ast.BinOp):
-            pairs = [(node.left, node.op, node.right)]
-        elif isinstance(node, ast.Compare) and len(node.ops) == 1:
-            pairs = [(node.left, node.ops[0], node.comparators[0])]
-        for left, operator, right in pairs:
-            if left.end_lineno != right.lineno or left.end_col_offset is None:
-                continue
-            line = lines[right.lineno - 1]
-            between = line[left.end_col_offset : right.col_offset]
-            for new in _SWAPS.get(type(operator), []):
-                if _OPERATOR.fullmatch(between.strip("() ")) is None:
-                    continue
-                changed = between.replace(_SYMBOL[type(operator)], _SYMBOL[new], 1)
-                edited = line[: left.end_col_offset] + changed + line[right.col_offset :]
-                whole = "".join([*lines[: right.lineno - 1], edited, *lines[right.lineno :]])
-                yield right.lineno, f"{_SYMBOL[type(operator)]} to {_SYMBOL[new]}", whole
+def use(tool: str, given: dict[str, str]) -> str:
+    """Do what the model wants, and say how it went."""
+    if tool == "run":
+        done = subprocess.run(
+            shlex.split(given["command"]), capture_output=True, text=True, timeout=60, check=False
+        )
+        return f"exit {done.returncode}\n{done.stdout}{done.stderr}"[-4000:]
+    path = Path(given["path"])
+    text = path.read_text(encoding="utf-8")
+    if tool == "read":
+        return text
+    if text.count(given["old"]) != 1:
+        return f"the text occurs {text.count(given['old'])} times"
+    path.write_text(text.replace(given["old"], given["new"]), encoding="utf-8")
+    return "done"
+
+
+def shown(tool: str, given: dict[str, str], outcome: str) -> str:
+    what = given.get("command") or given["path"]
+    return f"  {tool:<5} {what:<34} {outcome.splitlines()[0] if tool == 'run' else ''}".rstrip()
 
 
 def look_around() -> None:
     """What any curious agent tries first; in the box each of these fails with a plain error."""
-    import socket
-
     try:
         socket.create_connection(("192.0.2.1", 80), timeout=2).close()
         print("I have a network")
@@ -110,28 +91,28 @@ def look_around() -> None:
 
 
 def main() -> int:
-    path = Path(sys.argv[1])
-    journal = Journal()
+    model, task = sys.argv[1:]
     look_around()
-    failing = run_tests(journal)
-    print(f"{failing} tests fail")
-    while failing:
-        source = path.read_text(encoding="utf-8")
-        for line, what, changed in candidates(source):
-            began_s = time.monotonic()
-            path.write_text(changed, encoding="utf-8")
-            journal.step("write", {"path": path.name}, f"line {line}: {what}", began_s)
-            now = run_tests(journal)
-            if now < failing:
-                print(f"line {line}: {what} helps, {now} still fail")
-                failing = now
-                break
-            path.write_text(source, encoding="utf-8")
-        else:
-            print("nothing I know helps")
+    messages: list[dict[str, Any]] = [{"role": "user", "content": task}]
+    for _ in range(_MAX_TURNS):
+        try:
+            answer = ask(model, messages)
+        except urllib.error.HTTPError as error:
+            print(f"refused: {json.load(error)['error']['message']}")
             return 1
-    print("all tests pass")
-    return 0
+        messages.append({"role": "assistant", "content": answer["content"]})
+        results = []
+        for block in answer["content"]:
+            if block["type"] == "text":
+                print(block["text"])
+            elif block["type"] == "tool_use":
+                outcome = use(block["name"], block["input"])
+                print(shown(block["name"], block["input"], outcome))
+                results.append({"type": "tool_result", "tool_use_id": block["id"], "content": outcome})
+        if not results:
+            return 0
+        messages.append({"role": "user", "content": results})
+    return 1
 
 
 if __name__ == "__main__":

@@ -10,12 +10,11 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
-from supervisor.clock import Clock, rfc3339
+from supervisor.clock import CLOCK_JUMP, Clock, rfc3339
 from supervisor.limits.day import Anchor, Day, Reading, day_of, read_clock
 
 ANCHOR = "clock_anchor"
-JUMP = "clock_jump"
-"""Settings: the last moment that was believed, and by how many seconds the clock is ahead of it."""
+"""The setting with the last moment that was believed."""
 
 _WRITE_EVERY_S = 60.0
 
@@ -78,13 +77,13 @@ class BookingClock:
         A jump that was written and is no longer there was confirmed by somebody: time is believed
         from here on.
         """
-        if self._jump_was_told and not settings.get(JUMP):
+        if self._jump_was_told and not settings.get(CLOCK_JUMP):
             self._anchor = self._here()
             self._jump_was_told = False
         reading = self.read()
         if reading.jump_s:
             self._jump_was_told = True
-            return {} if settings.get(JUMP) else {JUMP: f"{reading.jump_s:.0f}"}
+            return {} if settings.get(CLOCK_JUMP) else {CLOCK_JUMP: f"{reading.jump_s:.0f}"}
         if self._written_s is not None and self._anchor.boottime_s - self._written_s < _WRITE_EVERY_S:
             return {}
         self._written_s = self._anchor.boottime_s

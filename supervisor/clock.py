@@ -11,6 +11,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
+CLOCK_JUMP = "clock_jump"
+"""The setting that says by how many seconds the wall clock ran ahead; claims wait until it is cleared."""
+
 
 class Clock(Protocol):
     """What limits need to know of time; tests give their own."""

@@ -14,6 +14,8 @@ from zoneinfo import ZoneInfo
 import msgspec
 
 from supervisor.errors import UsageError
+from supervisor.gateway.prices import PriceOverride
+from supervisor.gateway.upstreams import Upstream
 from supervisor.limits.caps import DailyCaps
 from supervisor.limits.money import parse_usd
 from supervisor.profile.units import parse_duration
@@ -80,6 +82,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     store: StoreSettings = StoreSettings()
     daily: DailySettings = DailySettings()
     queue: QueueSettings = QueueSettings()
+    upstreams: dict[str, Upstream] = {}
+    prices: dict[str, PriceOverride] = {}
 
     def store_location(self, database: str) -> str:
         """The URL, or the path of the state folder's database. Raises UsageError for an unreadable file."""
@@ -108,6 +112,12 @@ def _checked_zone(zone: object) -> str:
         return ZoneInfo(str(zone)).key
     except (OSError, ValueError):
         raise ValueError(f"{zone!r} is no time zone; write one like Europe/Madrid") from None
+
+
+def config_path() -> str | None:
+    """The file that is read, None where there is none."""
+    named = os.environ.get("SUPERVISOR_CONFIG")
+    return named or (_DEFAULT if os.path.exists(_DEFAULT) else None)
 
 
 def load_config() -> Config:

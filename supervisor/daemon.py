@@ -10,29 +10,35 @@ import os
 import socket
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 from zoneinfo import ZoneInfo
 
 from sandbox.client import LauncherClient
 from supervisor import workers
-from supervisor.booking import JUMP, BookingClock
-from supervisor.clock import Clock, SystemClock, boot_id, rfc3339
+from supervisor.booking import BookingClock
+from supervisor.clock import CLOCK_JUMP, Clock, SystemClock, boot_id, rfc3339
 from supervisor.config import Config
 from supervisor.errors import NotFound, StateError, UsageError
 from supervisor.events import EventKind
 from supervisor.identifiers import new_ulid
 from supervisor.leases import Leases
+from supervisor.limits.charges import Booking
 from supervisor.logs.redact import KnownSecrets
 from supervisor.paths import Paths
+from supervisor.profile.schema import Profile
 from supervisor.runs.life import LiveRun, Order, Step, Surroundings
 from supervisor.runs.reasons import StopRequest, kill_request
 from supervisor.runs.reconcile import reconcile
+from supervisor.runs.spending import Spending
 from supervisor.stopping import stop_file
 from supervisor.stopping.database_flag import DatabaseFlags
 from supervisor.store.recorder import Recorder
 from supervisor.store.records import Run, RunState, Worker
 from supervisor.store.store import Store, open_store
 from supervisor.store.values import is_true
+
+if TYPE_CHECKING:
+    from supervisor.gateway.hub import GatewayHub
 
 _LOOK_EVERY_S = 1.0
 _NOTE_PATIENCE_S = 0.02
@@ -68,6 +74,7 @@ class Supervisor:
         self._closing = False
         self.booking: BookingClock
         self.leases: Leases
+        self._hub: GatewayHub | None = None
         self._flags: DatabaseFlags
 
     @property
@@ -104,6 +111,7 @@ class Supervisor:
         self._flags = DatabaseFlags(flags, location, self.config.stop)
         self._stack.callback(self._flags.close)
         self._keep_time()
+        self._stack.push_async_callback(self._close_hub)
         self._register()
         self._stack.callback(self._unregister)
         self.lost = await reconcile(self.paths, self.store, self.launcher, self.clock)
@@ -144,7 +152,7 @@ class Supervisor:
         self._look_at_shared_clock(store)
         settings = store.settings()
         for key, value in self.booking.look(settings).items():
-            if key == JUMP or self.kind != "foreground":
+            if key == CLOCK_JUMP or self.kind != "foreground":
                 store.set_setting(key, value)
 
     def _be_the_only_daemon(self) -> None:
@@ -194,7 +202,8 @@ class Supervisor:
 
     async def launch(self, order: Order) -> LiveRun:
         """Write the run down and start its life. Raises UsageError for a ticket that runs already."""
-        self._refuse_when_paused(order.project)
+        if order.claim is None:
+            self._refuse_when_paused(order.project)
         if self._closing:
             raise UsageError("the supervisor is shutting down")
         run = self._new_run(order)
@@ -211,6 +220,7 @@ class Supervisor:
             clock=self.clock,
             worker_id=self.worker_id,
             stop_is_wanted=self.stop_is_wanted,
+            spending=self._spending_of,
             on_step=self._on_step,
         )
         live = LiveRun(order, around, run)
@@ -225,6 +235,44 @@ class Supervisor:
         self._tasks.create_task(self._live(live))
         return live
 
+    @property
+    def hub(self) -> GatewayHub:
+        """Made, and the libraries it needs imported, with the first run that calls models."""
+        if self._hub is None:
+            from supervisor.gateway.hub import GatewayHub
+
+            self._hub = GatewayHub(self.config, self.recorder)
+        return self._hub
+
+    async def _close_hub(self) -> None:
+        if self._hub is not None:
+            await self._hub.close()
+
+    def _spending_of(self, live: LiveRun) -> Spending:
+        run = live.run
+
+        def seconds_left() -> float:
+            return live.wall_clock.left_s(self.clock.boottime_s()) if live.wall_clock else 0.0
+
+        return Spending(
+            profile=live.profile,
+            booking=Booking(
+                run_id=run.run_id,
+                ticket=run.ticket,
+                project=run.project,
+                worker_id=run.worker_id,
+                fence=run.fence,
+            ),
+            row=live.row,
+            recorder=self.recorder,
+            clock=self.booking,
+            daily=self.config.daily,
+            hub=lambda: self.hub,
+            lease_s=self.config.queue.lease_s,
+            seconds_left=seconds_left,
+            request_stop=live.request_stop,
+        )
+
     async def _live(self, live: LiveRun) -> None:
         try:
             await live.live()
@@ -232,7 +280,7 @@ class Supervisor:
             self.runs.pop(live.order.ticket, None)
 
     def _new_run(self, order: Order) -> Run:
-        run_id = new_ulid()
+        run_id = order.claim.run_id if order.claim else new_ulid()
         profile = order.loaded.profile
         redactor = KnownSecrets(order.secrets)
         overlay = self.paths.run_folder(run_id) if profile.files.worktree == "overlay" else ""
@@ -248,6 +296,7 @@ class Supervisor:
             host=socket.gethostname(),
             boot_id=boot_id(),
             worker_id=self.worker_id,
+            fence=order.claim.fence if order.claim else 0,
             state=RunState.CREATED,
             created_at=rfc3339(self.clock.utc()),
             limits={
@@ -256,6 +305,7 @@ class Supervisor:
                 "memory_bytes": profile.limits.memory_bytes,
                 "pids": profile.limits.pids,
                 "cpu_cores": profile.limits.cpu_cores,
+                **_model_limits(profile),
             },
         )
 
@@ -320,3 +370,15 @@ class Supervisor:
         flags = await asyncio.to_thread(self._flags.look, list(live))
         for ticket, note in flags.items():
             live[ticket].request_stop(kill_request("database_flag", note=note))
+
+
+def _model_limits(profile: Profile) -> dict[str, int | float]:
+    """Those that are set, as they are kept with the run."""
+    limits = profile.limits
+    found = {
+        "iterations": limits.iterations,
+        "tokens": limits.tokens,
+        "usd_nanos": limits.usd_nanos,
+        "ticket_usd_nanos": limits.ticket_usd_nanos,
+    }
+    return {name: value for name, value in found.items() if value is not None}

@@ -25,6 +25,9 @@ class EventKind(StrEnum):
     RUN_ENDED = "run_ended"
     ITERATION = "iteration"
     AGENT_EVENT = "agent_event"
+    CALL_REFUSED = "call_refused"
+    CAP_WARNING = "cap_warning"
+    METER_PROBLEM = "meter_problem"
     OUTPUT_DROPPED = "output_dropped"
     LOG_REFUSED = "log_refused"
     WORKTREE_APPLIED = "worktree_applied"
@@ -38,8 +41,11 @@ MEANING: dict[EventKind, str] = {
     EventKind.SIGNAL_SENT: "TERM went to the agent",
     EventKind.BOX_EMPTY: "nothing of the run is alive, observed",
     EventKind.RUN_ENDED: "the run is closed with its reason",
-    EventKind.ITERATION: "one model call or tool use, as the agent's own log tells it",
+    EventKind.ITERATION: "one model call, as the gateway metered it or as the agent's own log tells it",
     EventKind.AGENT_EVENT: "a line of the agent's own NDJSON that is not an iteration",
+    EventKind.CALL_REFUSED: "a model call was not let through; the agent was told why",
+    EventKind.CAP_WARNING: "spending passed 80 % of a cap",
+    EventKind.METER_PROBLEM: "something about a call's figures that an operator should know",
     EventKind.OUTPUT_DROPPED: "output past the limits was counted and thrown away",
     EventKind.LOG_REFUSED: "a log file of the agent is not a plain file and was not read",
     EventKind.WORKTREE_APPLIED: "changes were carried over to the host's tree, or refused",

@@ -37,8 +37,12 @@ class Access:
     def __init__(self, paths: Paths) -> None:
         self.paths = paths
         self._store: Store | None = None
+        self._zone = "UTC"
+        location = self._configured()
         try:
-            if os.access(paths.database, os.R_OK | os.W_OK):
+            if location:
+                self._store = open_store(location)
+            elif os.access(paths.database, os.R_OK | os.W_OK):
                 self._store = open_store(paths.database)
             elif _mine(paths.state) and not self.sockets():
                 prepare(paths)
@@ -49,7 +53,20 @@ class Access:
 
     @property
     def local(self) -> Queries | None:
-        return Queries(self._store, self.paths) if self._store else None
+        return Queries(self._store, self.paths, self._zone) if self._store else None
+
+    def _configured(self) -> str:
+        """The URL of a fleet's database; "" where the state folder's own is used, the usual case."""
+        from supervisor.config import config_path
+
+        if config_path() is None:
+            return ""
+        from supervisor.config import load_config
+
+        config = load_config()
+        self._zone = config.daily.zone
+        location = config.store_location(self.paths.database)
+        return location if location != self.paths.database else ""
 
     @property
     def store(self) -> Store:
@@ -81,6 +98,8 @@ class Access:
             return queries.events(arguments["ticket"], arguments.get("after", 0))
         if op == "log":
             return queries.log(arguments["ticket"], arguments.get("offset", 0))
+        if op == "spend":
+            return queries.spend(arguments.get("day", ""))
         return queries.report(arguments.get("since", "7d"))
 
     def socket_of(self, run: Run) -> str:

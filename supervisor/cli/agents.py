@@ -28,7 +28,7 @@ models = ["{models}"]
 [agent]
 kind = "{name}"
 """
-_UPSTREAM = {"anthropic-messages": ("anthropic", "claude-*"), "gemini": ("google", "gemini-*")}
+_UPSTREAM = {"anthropic-messages": ("anthropic", "claude-*"), "gemini": ("gemini", "gemini-*")}
 
 
 def _complete(_: click.Context, __: click.Parameter, start: str) -> list[CompletionItem]:

@@ -9,7 +9,7 @@ import sys
 import time
 from typing import Any
 
-from supervisor.cli import output
+from supervisor.cli import money_text, output
 from supervisor.cli.printer import Printer
 from supervisor.events import EventKind
 from supervisor.paths import Paths
@@ -33,6 +33,8 @@ class LiveView:
         self._began_s = time.monotonic()
         self._limit_s = 0.0
         self._limits: dict[str, Any] = {}
+        self._money: dict[str, Any] = {}
+        self._left: dict[str, Any] = {}
         self._stopping = ""
         self._overlay = True
 
@@ -48,10 +50,13 @@ class LiveView:
         self._overlay = made["mode"] == "overlay"
         mode = "overlay of" if self._overlay else "direct in"
         armed = f"{made['armed']} controls armed ({show_duration(made['armed_ms'] / 1000)})"
-        self._label("box", f"{made['profile']} · no network · {mode} {_home(made['worktree'])} · {armed}")
+        self._money = made["money"]
+        reach = "no network, models through the gateway" if made["gateway"] else "no network"
+        self._label("box", f"{made['profile']} · {reach} · {mode} {_home(made['worktree'])} · {armed}")
         for name, why in made["missing"].items():
             self._label("weaker", f"{name} is not armed: {why}")
-        self._label("limits", output.limits_text(limits))
+        today = money_text.today(self._money)
+        self._label("limits", output.limits_text(limits) + (f" · {today}" if today else ""))
         self._label("stop it", f"supervisorctl kill {self.ticket}")
         self._label("", output.dim(f"(or: touch {self.paths.stop_folder}/{self.ticket})"))
         self._print("")
@@ -71,7 +76,14 @@ class LiveView:
         """Only what a person wants to see between the agent's lines."""
         kind, detail = event["kind"], event["detail"]
         if kind == EventKind.ITERATION:
-            self._print(f"{output.dim(output.time_of_day(event['at']))}  {_iteration(detail)}")
+            self._left = detail.get("budget_left", {})
+            text = output.visible(money_text.iteration(detail), always=True)
+            self._print(f"{output.dim(output.time_of_day(event['at']))}  {text}")
+        elif kind == EventKind.CALL_REFUSED:
+            text = output.visible(money_text.refused(detail), always=True)
+            self._print(f"{output.dim(output.time_of_day(event['at']))} {output.bad(text)}")
+        elif kind == EventKind.CAP_WARNING:
+            self._print(output.bad(money_text.warning(detail)))
         elif kind == EventKind.STOP_REQUESTED:
             said = detail.get("note") or detail.get("who") or ""
             self._stopping = f"stopping ({detail['by']}{': ' + said if said else ''})"
@@ -84,6 +96,7 @@ class LiveView:
             return
         used_s = time.monotonic() - self._began_s
         text = f"{output.bar(used_s / self._limit_s)} {_clock(used_s)} of {_clock(self._limit_s)}"
+        text = " · ".join([text, *money_text.budget(self._left, self._limits)])
         if self._stopping:
             text += f" · {self._stopping}"
         self._printer.put_if_idle(f"\r\x1b[K{output.shorten(text, output.width() - 1)}")
@@ -96,7 +109,7 @@ class LiveView:
             self._clear()
             return
         totals, kill = ended["totals"], ended["kill"]
-        parts = [show_duration(float(totals.get("seconds", 0)))]
+        parts = [*money_text.used(totals), show_duration(float(totals.get("seconds", 0)))]
         if ended["exit_status"] is not None:
             parts.append(f"exit {ended['exit_status']}")
         parts.append(f"{int(totals.get('redacted', 0))} secrets redacted")
@@ -112,7 +125,8 @@ class LiveView:
         )
         if reason is not StopReason.DONE:
             asked = " · ".join(str(p) for p in (ended["by"], ended["who"], ended["note"]) if p)
-            self._label("why", f"{MEANING[reason]} ({output.visible(asked, always=True)})")
+            said = money_text.why(reason, ended["figures"])
+            self._label("why", said or f"{MEANING[reason]} ({output.visible(asked, always=True)})")
         change = _CHANGE.get(reason)
         if change:
             self._label("change", change)
@@ -142,22 +156,8 @@ class LiveView:
 _CHANGE = {
     StopReason.MAX_SECONDS: "limits.wall_clock in the profile gives it more time",
     StopReason.OUT_OF_MEMORY: "limits.memory in the profile gives it more memory",
+    **money_text.CHANGE,
 }
-
-
-def _iteration(detail: dict[str, Any]) -> str:
-    args = detail.get("args")
-    said = " ".join(str(value) for value in args.values()) if isinstance(args, dict) else str(args or "")
-    took = detail.get("duration_ms")
-    parts = [
-        f"#{detail.get('iteration', '?')}",
-        str(detail.get("tool", "")),
-        said,
-        str(detail.get("outcome", "")),
-    ]
-    if isinstance(took, (int, float)):
-        parts.append(show_duration(took / 1000))
-    return output.visible("  ".join(part for part in parts if part), always=True)
 
 
 def _clock(seconds: float) -> str:

@@ -12,6 +12,7 @@ import click
 
 from supervisor.cli import output
 from supervisor.cli.access import Access, complete_ticket, open_access
+from supervisor.cli.money_text import used
 from supervisor.clock import parse_rfc3339
 from supervisor.identifiers import check_ticket
 from supervisor.profile.units import show_duration, show_size
@@ -109,7 +110,7 @@ def _span(run: dict[str, Any]) -> str:
 
 
 def _totals(totals: dict[str, Any]) -> str:
-    parts = [show_duration(float(totals.get("seconds", 0)))]
+    parts = [*used(totals), show_duration(float(totals.get("seconds", 0)))]
     if totals.get("memory_peak_bytes"):
         parts.append(f"{show_size(int(totals['memory_peak_bytes']))} at most")
     if totals.get("pids_peak"):

@@ -14,6 +14,7 @@ from typing import Any
 import click
 import msgspec
 
+from supervisor.cli.money_text import model_limits
 from supervisor.clock import parse_rfc3339
 from supervisor.profile.units import show_duration, show_size
 
@@ -93,6 +94,11 @@ def time_of_day(instant: str) -> str:
     return parse_rfc3339(instant).astimezone().strftime("%H:%M:%S")
 
 
+def clock_time() -> str:
+    """Now, as time_of_day shows it."""
+    return datetime.now().astimezone().strftime("%H:%M:%S")
+
+
 def bar(share: float, cells: int = 18) -> str:
     """▕███████▏ with eighths, empty to full."""
     eighths = round(min(max(share, 0.0), 1.0) * cells * 8)
@@ -109,4 +115,4 @@ def limits_text(limits: dict[str, Any]) -> str:
         f"{limits['pids']} processes",
         "1 core" if limits["cpu_cores"] == 1 else f"{limits['cpu_cores']:g} cores",
     ]
-    return " · ".join(parts)
+    return " · ".join([*parts, *model_limits(limits)])

@@ -56,6 +56,10 @@ _EXIT_HELP = "\n\n\b\nExit codes: the agent's own, or\n" + "\n".join(
     "--worktree", default=".", help="The folder the agent works in.", type=click.Path(file_okay=False)
 )
 @click.option("--project", default="", help="What the ticket belongs to.")
+@click.option(
+    "--limit", "limits", multiple=True, metavar="KEY=VALUE", help="A key of [limits] for this run: usd=1.00."
+)
+@click.option("--here", is_flag=True, help="Supervise it in this process although a daemon answers.")
 @click.option("--detach", is_flag=True, help="Return as soon as the agent was started (needs the daemon).")
 @click.option("--apply", "apply_", is_flag=True, help="If it ends as done, carry its changes over.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object when the run ends.")
@@ -65,6 +69,8 @@ def run(
     profile: str,
     worktree: str,
     project: str,
+    limits: tuple[str, ...],
+    here: bool,
     detach: bool,
     apply_: bool,
     as_json: bool,
@@ -83,10 +89,13 @@ def run(
         "argv": list(argv),
         "project": project,
         "environment": _passed_environment(profile),
+        "limits": dict(map(_limit, limits)),
     }
+    if here and detach:
+        raise UsageError("--here ends with this command, and --detach does not; give one of them")
     view = LiveView(paths, wanted["ticket"], quiet=as_json or detach)
     try:
-        if daemon_answers(paths) or (detach and _daemon_comes_up(paths)):
+        if (not here and daemon_answers(paths)) or (detach and _daemon_comes_up(paths)):
             ended = _through_daemon(paths, wanted, view, detach, as_json)
         elif detach:
             raise NoSupervisor("--detach needs the daemon", hint="supervisorctl serve &")
@@ -103,6 +112,13 @@ def run(
     if as_json:
         output.print_json(ended)
     return _exit_code(ended)
+
+
+def _limit(text: str) -> tuple[str, str]:
+    key, sign, value = text.partition("=")
+    if not sign or not key:
+        raise UsageError(f"--limit {text!a} is not KEY=VALUE", hint="like --limit usd=1.00")
+    return key.removeprefix("limits."), value
 
 
 def _refuse_what_is_not_text(argv: tuple[str, ...]) -> None:

@@ -13,9 +13,11 @@ import click
 from supervisor.cli import output
 from supervisor.cli.access import Access, complete_ticket, daemon_answers, open_access, system_daemon
 from supervisor.cli.look import json_option
+from supervisor.clock import CLOCK_JUMP
 from supervisor.control.client import ask
 from supervisor.errors import NotFound, SupervisorError, UsageError
 from supervisor.identifiers import check_ticket
+from supervisor.limits.money import show_usd
 from supervisor.profile.units import parse_duration, show_duration
 
 _SLACK_S = 20.0
@@ -183,7 +185,8 @@ def _sentence(row: dict[str, Any]) -> str:
         return f"{output.accent(row['ticket'])}  had ended already ({row['reason']})"
     many = f"{row['processes']} processes gone" if row["processes"] else "ended"
     took = show_duration(row["elapsed_ms"] / 1000)
-    return f"{output.accent(row['ticket'])}  {row['reason']} · {many} in {took}, box observed empty"
+    spent = f" · {show_usd(row['spent_nanos'])} spent" if row.get("spent_nanos") else ""
+    return f"{output.accent(row['ticket'])}  {row['reason']} · {many} in {took}, box observed empty{spent}"
 
 
 @click.command()
@@ -218,6 +221,8 @@ def _set_paused(project: str, value: str, as_json: bool) -> None:
     with open_access() as access:
         if access.local is not None:
             access.store.set_setting(key, value)
+            if value == "false" and not project:
+                access.store.set_setting(CLOCK_JUMP, "")
         elif daemon_answers(access.paths):
             ask(access.paths.control_socket, "pause" if value == "true" else "resume", project=project)
         else:

@@ -17,15 +17,18 @@ from typing import Any
 
 import msgspec
 
+from supervisor.clock import CLOCK_JUMP
 from supervisor.control.messages import MAX_LINE, Answer, Request, error_answer
 from supervisor.daemon import Supervisor
 from supervisor.errors import NotFound, NotYetDead, StateError, SupervisorError, UsageError
 from supervisor.identifiers import check_ticket
+from supervisor.limits.budget import DAYS
 from supervisor.observe.queries import Queries, kill_result, result
 from supervisor.profile.load import load
 from supervisor.runs.boxing import read_secrets
 from supervisor.runs.life import LiveRun, Order
 from supervisor.runs.reasons import StopRequest, kill_request, stop_request
+from supervisor.store.tickets import Claimed
 from supervisor.workspace.tree import Tree, inspect
 
 _KILL_PATIENCE_S = 15.0
@@ -38,7 +41,8 @@ class ControlServer:
 
     def __init__(self, supervisor: Supervisor) -> None:
         self.supervisor = supervisor
-        self.queries = Queries(supervisor.store, supervisor.paths)
+        zone = supervisor.config.daily.zone
+        self.queries = Queries(supervisor.store, supervisor.paths, zone)
         self.handlers: dict[str, Handler] = {
             "ping": self._ping,
             "ps": self._ps,
@@ -46,6 +50,7 @@ class ControlServer:
             "events": self._events,
             "log": self._log,
             "report": self._report,
+            "spend": self._spend,
             "kill": self._kill,
             "stop": self._stop,
             "run": self._run,
@@ -152,6 +157,9 @@ class ControlServer:
     async def _report(self, wanted: dict[str, Any], _: str) -> Any:
         return self.queries.report(wanted.get("since", "7d"))
 
+    async def _spend(self, wanted: dict[str, Any], _: str) -> Any:
+        return self.queries.spend(wanted.get("day", ""))
+
     # ------------------------------------------------------------ acting
 
     async def _kill(self, wanted: dict[str, Any], who: str) -> Any:
@@ -210,18 +218,23 @@ class ControlServer:
         project = str(wanted.get("project", ""))
         key = f"paused:{project}" if project else "paused"
         recorder = self.supervisor.recorder
-        await asyncio.wrap_future(recorder.write(lambda store: store.set_setting(key, value)))
+        await recorder.call(lambda store: store.set_setting(key, value))
+        if value == "false" and not project:
+            await recorder.call(lambda store: store.set_setting(CLOCK_JUMP, ""))
         return {key: value}
 
 
-def make_order(wanted: dict[str, Any], uid: int | None = None) -> Order:
+def make_order(wanted: dict[str, Any], uid: int | None = None, claim: Claimed | None = None) -> Order:
     """Check everything a run needs before anything is written; uid is who asks, None for ourselves.
 
     Raises SupervisorError.
     """
     if uid is not None:
         _check_profile_right(wanted["profile"], uid)
-    loaded = load(wanted["profile"])
+    limits = {str(key): str(value) for key, value in dict(wanted.get("limits", {})).items()}
+    if uid is not None and limits and not _trusted(uid):
+        raise UsageError("only root may change a profile's limits for a run of the daemon")
+    loaded = load(wanted["profile"], limits)
     tree = inspect(wanted["worktree"])
     if uid is not None:
         _check_worktree_right(tree, uid)
@@ -238,6 +251,8 @@ def make_order(wanted: dict[str, Any], uid: int | None = None) -> Order:
         caller_environment=dict(wanted.get("environment", {})),
         secrets=read_secrets(loaded.profile),
         project=str(wanted.get("project", "")),
+        goal=str(wanted.get("goal", "")),
+        claim=claim,
     )
 
 
@@ -273,7 +288,19 @@ def summary(live: LiveRun) -> dict[str, Any]:
         "missing": attestation.get("missing", {}),
         "armed_ms": attestation.get("armed_ms"),
         "limits": live.run.limits,
+        "gateway": live.profile.network.mode == "gateway",
+        "money": _opening(live),
     }
+
+
+def _opening(live: LiveRun) -> dict[str, Any]:
+    """What the days had spent before this run, beside their caps."""
+    spending = live.spending
+    found: dict[str, Any] = {}
+    for scope in DAYS:
+        found[f"{scope}_spent_nanos"] = spending.opening.of(scope).spent_nanos
+        found[f"{scope}_cap_nanos"] = spending.caps.nanos(scope)
+    return found
 
 
 async def _remove_stale(path: str) -> None:

@@ -13,11 +13,14 @@ from typing import Any
 import msgspec
 
 from supervisor import workers
-from supervisor.clock import parse_rfc3339, rfc3339
+from supervisor.clock import CLOCK_JUMP, parse_rfc3339, rfc3339
 from supervisor.errors import NotFound, UsageError
+from supervisor.limits.budget import Scope
+from supervisor.limits.money import usd_text
 from supervisor.paths import Paths
 from supervisor.profile.units import parse_duration
 from supervisor.runs.verdict import agent_exit_code
+from supervisor.store.ledger import SpendRow
 from supervisor.store.records import Run, Worker
 from supervisor.store.store import Store
 
@@ -27,9 +30,11 @@ _RECENT = 5
 class Queries:
     """Every method answers with JSON shapes; a ticket that is not known raises NotFound."""
 
-    def __init__(self, store: Store, paths: Paths) -> None:
+    def __init__(self, store: Store, paths: Paths, zone: str = "UTC") -> None:
+        """zone: the one that days are cut by."""
         self.store = store
         self.paths = paths
+        self.zone = zone
 
     def ps(self, include_ended: bool = False) -> list[dict[str, Any]]:
         """Live runs, oldest first; with include_ended those of the last day too."""
@@ -96,8 +101,35 @@ class Queries:
             "runs": len(runs),
             "tickets": len({run.ticket for run in runs}),
             "seconds": round(sum(float(run.totals.get("seconds", 0)) for run in runs), 1),
-            "redacted": int(sum(run.totals.get("redacted", 0) for run in runs)),
+            "redacted": sum(int(run.totals.get("redacted", 0)) for run in runs),
             "reasons": by_reason,
+        }
+
+    def spend(self, day: str = "") -> dict[str, Any]:
+        """A day's money, in nano-dollars: what is spent, held and left of everything and of each project."""
+        from zoneinfo import ZoneInfo  # the calendar is needed by no other question
+
+        from supervisor.limits.day import day_named, day_of
+
+        now, zone = self.store.now() or datetime.now(UTC), ZoneInfo(self.zone)
+        settings = self.store.settings()
+        try:
+            wanted = day_named(day, zone) if day else day_of(now, zone)
+        except ValueError:
+            raise UsageError(f"--day {day!a} is no date", hint="write it like 2026-12-01") from None
+        if not day:
+            # A clock that was set back goes on booking on the latest day there is.
+            wanted = day_named(max(wanted.name, self.store.ledger.latest_day()), zone)
+        scopes = [_spend_row(row) for row in self.store.ledger.spend(wanted.name)]
+        return {
+            "day": wanted.name,
+            "zone": self.zone,
+            "start": rfc3339(wanted.start),
+            "end": rfc3339(wanted.end),
+            "left_s": max(0.0, round((wanted.end - now).total_seconds(), 3)),
+            "clock_jump_s": float(settings.get(CLOCK_JUMP) or 0),
+            "capped": any(scope["cap_nanos"] is not None for scope in scopes),
+            "scopes": scopes,
         }
 
     def _short(self, run: Run, worker: Worker | None) -> dict[str, Any]:
@@ -132,6 +164,25 @@ class Queries:
         return " · ".join(parts)
 
 
+def _spend_row(row: SpendRow) -> dict[str, Any]:
+    used = row.spent_nanos + row.held_nanos
+    left = None if row.cap_nanos is None else max(0, row.cap_nanos - used)
+    return {
+        "scope": row.scope,
+        "project": row.key if row.scope is Scope.PROJECT_DAY else None,
+        "spent_nanos": row.spent_nanos,
+        "spent_usd": usd_text(row.spent_nanos),
+        "held_nanos": row.held_nanos,
+        "held_usd": usd_text(row.held_nanos),
+        "left_nanos": left,
+        "left_usd": None if left is None else usd_text(left),
+        "cap_nanos": row.cap_nanos,
+        "cap_usd": None if row.cap_nanos is None else usd_text(row.cap_nanos),
+        "tokens": row.tokens,
+        "calls": row.calls,
+    }
+
+
 def _long(run: Run) -> dict[str, Any]:
     code = agent_exit_code(run.exit_status)
     return {
@@ -158,6 +209,7 @@ def result(run: Run) -> dict[str, Any]:
         "by": run.reason_by,
         "who": run.reason_who or None,
         "note": run.reason_note or None,
+        "figures": run.figures,
         "exit_status": agent_exit_code(run.exit_status),
         "started_at": run.started_at,
         "ended_at": run.ended_at,
@@ -179,6 +231,7 @@ def kill_result(run: Run) -> dict[str, Any]:
         "survivors": kill.survivors if kill else None,
         "stage": kill.stage if kill else None,
         "processes": kill.processes if kill else None,
+        "spent_nanos": run.totals.get("spent_nanos"),
         "reason": run.reason,
         "already": False,
     }

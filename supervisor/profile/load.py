@@ -9,6 +9,7 @@ import difflib
 import hashlib
 import re
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -45,15 +46,31 @@ def shipped() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 
 
-def load(reference: str) -> Loaded:
-    """Load a shipped profile by name, or a file by path. Raises ProfileError with file and line."""
+def load(reference: str, limits: Mapping[str, str] | None = None) -> Loaded:
+    """Load a shipped profile by name, or a file by path. Raises ProfileError with file and line.
+
+    limits: keys of [limits] with their values as they are written in TOML, for one run.
+    """
     sources: list[str] = []
     merged = _read_with_parents(_locate(reference, None), sources, 0)
+    if limits:
+        merged["limits"] = {**merged.get("limits", {}), **{k: _value(k, v) for k, v in limits.items()}}
     text = {path: Path(path).read_text(encoding="utf-8", errors="replace") for path in sources}
     profile = _convert(merged, sources, text)
     _check(profile, sources, text)
     digest = hashlib.sha256(msgspec.json.encode(profile, order="sorted")).hexdigest()
     return Loaded(profile, tuple(sources), digest)
+
+
+def _value(key: str, text: str) -> object:
+    """As the file would have it: a number where the key takes one, else a string without its quotes."""
+    if ("limits", key) not in UNITS:
+        for kind in (int, float):
+            try:
+                return kind(text.replace("_", ""))
+            except ValueError:
+                continue
+    return text.strip("\"'")
 
 
 def _locate(reference: str, beside: Path | None) -> Path:

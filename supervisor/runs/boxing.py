@@ -163,8 +163,15 @@ def _resource_limits(limits: Limits) -> tuple[ResourceLimit, ...]:
     )
 
 
-def environment(profile: Profile, caller: Mapping[str, str], secrets: Mapping[str, str]) -> dict[str, str]:
-    """The agent's whole environment, from nothing: the box's own, then pass, set, secret."""
+def environment(
+    profile: Profile,
+    caller: Mapping[str, str],
+    secrets: Mapping[str, str],
+    about: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """The agent's whole environment, from nothing: the box's own, what about says of the run, then
+    pass, set, secret.
+    """
     made = {
         "PATH": layout.PATH,
         "HOME": layout.HOME,
@@ -177,6 +184,7 @@ def environment(profile: Profile, caller: Mapping[str, str], secrets: Mapping[st
         "SUPERVISOR_LOG_DIR": layout.LOG_FOLDER,
         "SSL_CERT_FILE": "/etc/ssl/certs/ca-certificates.crt",
     }
+    made |= about or {}
     if profile.network.mode == "gateway":
         made |= settings_for(profile.agent.kind, profile.gateway.models).environment
     made |= {name: caller[name] for name in profile.env.passed if name in caller}

@@ -30,10 +30,12 @@ from supervisor.profile.load import Loaded
 from supervisor.runs import boxing
 from supervisor.runs.reasons import StopReason, StopRequest, kill_request, limit_request
 from supervisor.runs.row import RunRow
+from supervisor.runs.spending import Spending
 from supervisor.runs.verdict import Seen, Verdict, decide
 from supervisor.store.recorder import Recorder
 from supervisor.store.records import KillRecord, Run, RunState
 from supervisor.store.store import Store
+from supervisor.store.tickets import Claimed
 from supervisor.workspace.tree import Tree
 
 _LOOK_EVERY_S = 1.0
@@ -68,7 +70,10 @@ class Step(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What somebody asked to be run. caller_environment is only looked at for [env] pass."""
+    """What somebody asked to be run. caller_environment is only looked at for [env] pass.
+
+    claim: the ticket was taken from the queue; the run ends when somebody else has it.
+    """
 
     ticket: str
     loaded: Loaded
@@ -77,8 +82,14 @@ class Order:
     caller_environment: dict[str, str]
     secrets: dict[str, str]
     project: str = ""
+    goal: str = ""
+    claim: Claimed | None = None
     on_lines: Callable[[list[LogLine]], None] = lambda _: None
     on_event: Callable[[Event], None] = lambda _: None
+
+
+SpendingFor = Callable[["LiveRun"], Spending]
+"""Makes what a run's money is kept with; the supervisor knows the clock, the caps and the upstreams."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +103,7 @@ class Surroundings:
     clock: Clock
     worker_id: str
     stop_is_wanted: Callable[[str], Awaitable[StopRequest | None]]
+    spending: SpendingFor
     on_step: Callable[[Step], None] = lambda _: None
 
 
@@ -117,6 +129,7 @@ class LiveRun:
         self._forced: StopRequest | None = None
         self._seccomp_sha256 = ""
         self._watcher = order.on_lines
+        self.spending = around.spending(self)
 
     @property
     def run(self) -> Run:
@@ -158,17 +171,23 @@ class LiveRun:
             self.ended.set()
 
     async def _walk(self, stack: AsyncExitStack) -> None:
+        await self._refuse_if_stopped()
+        stack.callback(self.spending.settle_rest)
+        provider_keys = await self.spending.prepare()
+        self.redactor = KnownSecrets({**self.order.secrets, **provider_keys})
         book = self._open_book()
         stack.callback(book.close)
-        await self._refuse_if_stopped()
         began_s = self.around.clock.boottime_s()
         box, captures = await self._make_box(book, stack)
         self.box = box
         stack.callback(box.close)
         self.around.on_step(Step.BOX_MADE)
-        files = AgentFiles(box, self.profile, book, self.around.clock, self.row.tell, self._show)
+        files = AgentFiles(
+            box, self.profile, book, self.around.clock, self.spending.self_reported, self._show
+        )
         stack.callback(files.close)
         try:
+            await self.spending.open(box.listener, stack)
             await self._attest(box, began_s)
             await self._refuse_if_stopped()
             await self._release(box)
@@ -222,7 +241,13 @@ class LiveRun:
             capture.start()
             stack.callback(capture.stop)
         null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
-        environment = boxing.environment(self.profile, self.order.caller_environment, self.order.secrets)
+        order = self.order
+        about = {
+            "SUPERVISOR_TICKET": order.ticket,
+            "SUPERVISOR_PROJECT": order.project,
+            "SUPERVISOR_GOAL": order.goal,
+        }
+        environment = boxing.environment(self.profile, order.caller_environment, order.secrets, about)
         try:
             streams = Streams(null, out_write, err_write)
             box = await self.around.launcher.start(plan.spec, streams, self.order.argv, environment)
@@ -293,6 +318,7 @@ class LiveRun:
 
     async def _end_after(self, error: Exception, box: Box) -> tuple[Finished, KillRecord, None]:
         """A mistake of ours while the agent ran ends this run, and only this one."""
+        self.spending.refuse()
         self.request_stop(kill_request("supervisor", who="failure", note=repr(error)))
         processes = await self._force(box)
         await self._until_dead(box)
@@ -333,6 +359,7 @@ class LiveRun:
 
     async def _end(self, box: Box, exited: asyncio.Task[int | None]) -> tuple[Finished, KillRecord]:
         """Ask if there is a grace, then force, then look until it is empty."""
+        self.spending.refuse()
         began_s = self._requested_at_s if self.request else self.around.clock.boottime_s()
         # Before anything is written over it: this process may have been hung while it was left.
         self._forced = self._request_of_others()
@@ -426,7 +453,14 @@ class LiveRun:
             self.row.tell(EventKind.OUTPUT_DROPPED, {"bytes": book.totals.dropped_bytes})
         assert self.wall_clock is not None
         seconds = round(self.wall_clock.used_s(self.around.clock.boottime_s()), 3)
-        totals = {"seconds": seconds, **finished.counters, **book.totals.as_dict()}
+        await self.spending.close()
+        self.spending.settle_rest()
+        totals = {
+            "seconds": seconds,
+            **finished.counters,
+            **book.totals.as_dict(),
+            **self.spending.totals(),
+        }
         await self._finish(verdict, kill, wait_status, totals)
 
     def _request_of_others(self) -> StopRequest | None:
@@ -458,7 +492,11 @@ class LiveRun:
         await self._finish(verdict, kill, None, {"seconds": 0.0})
 
     async def _finish(
-        self, verdict: Verdict, kill: KillRecord, wait_status: int | None, totals: dict[str, int | float]
+        self,
+        verdict: Verdict,
+        kill: KillRecord,
+        wait_status: int | None,
+        totals: dict[str, int | float | str],
     ) -> None:
         detail: dict[str, Any] = msgspec.structs.asdict(verdict)
         written = self.row.change(

@@ -62,7 +62,7 @@ class Recorder:
         """Try once; the future carries the error."""
         return self._put(_Write(action, insist=False))
 
-    def keep(self, action: Callable[[Store], None]) -> Future[None]:
+    def keep(self, action: Callable[[Store], T]) -> Future[T]:
         """Try until it is written: a database that is locked, full or away must not lose an end."""
         return self._put(_Write(action, insist=True))
 

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.booking import ANCHOR, JUMP, BookingClock
+from supervisor.booking import ANCHOR, BookingClock
+from supervisor.clock import CLOCK_JUMP
 from supervisor.limits.day import JUMP_S, Anchor, day_named, day_of, read_clock
 
 ZONES = ["UTC", "Europe/Madrid", "America/Havana", "America/Sao_Paulo", "Asia/Kathmandu", "Pacific/Apia"]
@@ -102,11 +103,11 @@ def test_a_jump_opens_no_new_day_until_somebody_confirms_it() -> None:
     clock.now += timedelta(hours=14)
     assert booking.day().name == "2026-12-01"  # seen by a charge before anybody looked
     settings |= booking.look(settings)
-    assert settings[JUMP] == str(14 * 3600)
+    assert settings[CLOCK_JUMP] == str(14 * 3600)
     clock.pass_time(60)
     settings |= booking.look(settings)
     assert booking.day().name == "2026-12-01" and booking.jump_s == 14 * 3600
-    settings[JUMP] = ""
+    settings[CLOCK_JUMP] = ""
     settings |= booking.look(settings)
     assert booking.day().name == "2026-12-02" and booking.jump_s == 0
 

@@ -1,0 +1,129 @@
+"""Owns the command that works the queue: what it runs, what it shows, how it ends.
+May touch the terminal and, through a supervisor of its own, the runs of the tickets it claims.
+Never leaves a run behind: when it ends, its runs end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from typing import Any
+
+import click
+
+from supervisor.cli import output
+from supervisor.cli.access import complete_profile
+from supervisor.errors import UsageError
+from supervisor.limits.money import show_usd
+from supervisor.paths import locate, prepare
+from supervisor.profile.units import show_duration
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@click.option(
+    "--profile",
+    required=True,
+    help="A shipped profile, or a .toml file.",
+    shell_complete=complete_profile,
+)
+@click.option("--concurrency", default=1, type=click.IntRange(1, 256), help="How many at a time.")
+@click.option("--project", "projects", multiple=True, help="Only tickets of this project; may be repeated.")
+@click.option(
+    "--worktree", default=".", help="The folder the agents work in.", type=click.Path(file_okay=False)
+)
+@click.option("--until-empty", is_flag=True, help="End when no ticket is left to claim.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per run that ended, a line each.")
+@click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="-- CMD…")
+def work(
+    profile: str,
+    concurrency: int,
+    projects: tuple[str, ...],
+    worktree: str,
+    until_empty: bool,
+    as_json: bool,
+    argv: tuple[str, ...],
+) -> None:
+    """Claim tickets from the queue and run an agent for each, until told to end.
+
+    \b
+    {ticket}, {goal} and {project} in the command are replaced; the agent also finds them as
+    SUPERVISOR_TICKET, SUPERVISOR_GOAL and SUPERVISOR_PROJECT:
+      supervisorctl work --profile night.toml --concurrency 4 -- claude -p "{goal}"
+
+    A profile with the gateway needs limits.usd and a daily cap: nobody watches. What a run may spend
+    is held against the day's caps when its ticket is claimed. The first Ctrl-C or TERM stops the
+    claiming and waits for the runs, a second one kills them.
+    """
+    if not argv:
+        raise UsageError("no command was given", hint='supervisorctl work --profile P -- claude -p "{goal}"')
+    reference = os.path.abspath(profile) if "/" in profile or profile.endswith(".toml") else profile
+    given: dict[str, Any] = {
+        "profile": reference,
+        "worktree": os.path.abspath(worktree),
+        "argv": list(argv),
+        "environment": dict(os.environ),
+        "projects": list(projects),
+        "concurrency": concurrency,
+        "until_empty": until_empty,
+    }
+    asyncio.run(_work(given, as_json))
+
+
+async def _work(given: dict[str, Any], as_json: bool) -> None:
+    from supervisor.config import load_config
+    from supervisor.control.server import ControlServer
+    from supervisor.daemon import Supervisor
+    from supervisor.observe.queries import result
+    from supervisor.queue_worker import Assignment, QueueWorker, Watcher
+    from supervisor.runs.life import LiveRun
+    from supervisor.runs.reasons import kill_request
+    from supervisor.store.tickets import Claimed, Nothing
+
+    def say(text: str) -> None:
+        if not as_json:
+            output.say(f"{output.dim(output.clock_time())}  {text}")
+
+    def claimed(one: Claimed) -> None:
+        say(f"{output.accent(one.ticket.key)}  claimed")
+
+    def ended(live: LiveRun) -> None:
+        if as_json:
+            output.print_json(result(live.run))
+            return
+        totals = live.run.totals
+        parts = [str(live.run.reason), show_duration(float(totals.get("seconds", 0)))]
+        if totals.get("calls"):
+            parts.append(f"{totals['calls']} calls · {show_usd(int(totals['spent_nanos']))}")
+        if live.run.reason_note:
+            parts.append(output.visible(live.run.reason_note, always=True))
+        say(f"{output.accent(live.order.ticket)}  {' · '.join(parts)}")
+
+    def idle(why: Nothing) -> None:
+        say(output.dim("the queue is empty" if why.why == "empty" else f"no claims: {why.detail}"))
+
+    paths = prepare(locate())
+    loop = asyncio.get_running_loop()
+    async with Supervisor(paths, load_config(), "worker") as supervisor, ControlServer(supervisor):
+        worker = QueueWorker(
+            supervisor, Assignment(**given), Watcher(claimed=claimed, ended=ended, idle=idle)
+        )
+        asked = 0
+
+        def end() -> None:
+            nonlocal asked
+            asked += 1
+            worker.end()
+            if asked == 1:
+                click.echo(
+                    f"claiming no more; waiting for {len(supervisor.runs)} runs (again: kill them)", err=True
+                )
+                return
+            for live in supervisor.runs.values():
+                live.request_stop(
+                    kill_request("operator", who=f"{os.getuid()}:terminal", note="worker ended")
+                )
+
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, end)
+        await worker.work()
