@@ -42,7 +42,7 @@ class Upstream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     key_header: str = ""
     headers: dict[str, str] = {}
     provider: str = ""
-    models: list[str] = ["*"]
+    models: list[str] = msgspec.field(default_factory=lambda: ["*"])
     names: dict[str, str] = {}
     chat_bound: ChatBound = "max_tokens"
     keep_alive_s: float = 4.0
