@@ -1,5 +1,5 @@
-"""Owns what all tests share: a worktree to attack, a laboratory of boxes, and who may run what.
-May touch a fresh folder below /var/tmp, cgroups under a key of its own, and processes it started.
+"""Owns what all tests share: a worktree to attack, a laboratory of boxes, databases, and who may run what.
+May touch fresh folders below /var/tmp and /tmp, cgroups under a key of its own, and processes it started.
 Never hides a test: those that need root are counted aloud without it, and are an error in CI.
 """
 
@@ -13,8 +13,12 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "box"))
+sys.path.insert(0, str(Path(__file__).parent / "store"))
 
 from boxlab import Lab, make_repository, remove_tree, scratch_folder
+from pgserver import Server, running
+
+from supervisor.store.store import Store, open_store
 
 _NEED_ROOT = ("box", "docs", "security", "supervision")
 _HERE = Path(__file__).parent
@@ -65,3 +69,28 @@ def lab() -> Iterator[Lab]:
         yield laboratory
     finally:
         laboratory.close()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Server]:
+    """A PostgreSQL server of the tests' own."""
+    with running() as server:
+        yield server
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def location(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """Where an empty database is, once in SQLite and once in PostgreSQL."""
+    if request.param == "sqlite":
+        yield str(tmp_path / "state.db")
+        return
+    server: Server = request.getfixturevalue("postgres")
+    with server.database() as url:
+        yield url
+
+
+@pytest.fixture
+def store(location: str) -> Iterator[Store]:
+    opened = open_store(location)
+    yield opened
+    opened.close()

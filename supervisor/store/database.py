@@ -11,6 +11,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
+from supervisor.errors import StateError
+
 SCHEMA = Path(__file__).with_name("schema")
 
 Row = dict[str, Any]
@@ -26,7 +28,7 @@ class Database(Protocol):
     """What people are shown: a path, or the URL without its password."""
 
     for_update: str
-    """Ends a SELECT whose rows are to be locked; "" where a writing transaction is alone anyway."""
+    """Ends a SELECT whose rows are to be locked; "" where every transaction is alone."""
 
     skip_locked: str
     """The same, passing over rows that another transaction holds."""
@@ -41,8 +43,11 @@ class Database(Protocol):
 
     def change_many(self, sql: str, values: Iterable[Sequence[Any]]) -> None: ...
 
-    def transaction(self) -> AbstractContextManager[None]:
-        """All or nothing, durable when it is left; inside another one, a part that can fail alone."""
+    def transaction(self, *, alone: bool = False) -> AbstractContextManager[None]:
+        """All or nothing, durable when it is left; inside another one, a part that can fail alone.
+
+        alone: from here to the end of the outermost one no other connection's transaction is alone.
+        """
         ...
 
     def now(self) -> datetime | None:
@@ -57,7 +62,11 @@ class Database(Protocol):
 
 
 class Conflict(Exception):
-    """A unique row is there already."""
+    """A row is there already, or one that it belongs to is not."""
+
+
+class Contention(StateError):
+    """Two transactions waited for each other, and this one was undone: doing it again is enough."""
 
 
 def statements(script: str) -> list[str]:

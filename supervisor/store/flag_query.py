@@ -68,15 +68,13 @@ class _PostgresFlag:
 
         self._db = PostgresDatabase(url, read_only=True)
         self._db.hurry(_TIMEOUT_S)
-        self._sql = sql.replace("%", "%%").replace(":ticket", "?")
+        self._sql = sql.replace("%", "%%").replace(":ticket", "%(ticket)s")
 
     def is_set(self, ticket: str) -> bool:
         try:
-            rows = self._db.rows(self._sql, [ticket] * self._sql.count("?"))
-        except StateError as error:
-            raise StateError(
-                f"the stop query on {self._db.location} fails: {error.message}", hint=_HINT
-            ) from error
+            rows = self._db.ask(self._sql, {"ticket": ticket})
+        except (StateError, ValueError) as error:
+            raise StateError(f"the stop query on {self._db.location} fails: {error}", hint=_HINT) from error
         return bool(rows) and is_true(next(iter(rows[0].values())))
 
     def close(self) -> None:

@@ -5,30 +5,34 @@ Never waits for it without a limit, and never puts the URL's password into a mes
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import urllib.parse
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, TypeVar
 
 import psycopg
+from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import dict_row
 
 from supervisor.errors import StateError
-from supervisor.store.database import Conflict, Row, schema_files, statements
+from supervisor.store.database import Conflict, Contention, Row, schema_files, statements
 
 T = TypeVar("T")
 
 _CONNECT_S = 3
 _STATEMENT_S = 5.0
 _LOST_AFTER_MS = 6000
+_IDLE_MS = 3000
+"""Less than _STATEMENT_S: who stops in the middle of a transaction loses it before those behind give up."""
+
 _MIGRATION_LOCK = 0x5355_5056
-_PASSWORD = re.compile(r"(://[^:/@]*):[^@]*@|(password=)\S+")
+_ALONE_LOCK = _MIGRATION_LOCK + 1
 _SERIAL = "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY"
 
 
 class PostgresDatabase:
-    """READ COMMITTED; what must not change meanwhile is locked row by row, always in the same order."""
+    """READ COMMITTED. What must not change meanwhile is done alone, or its rows are locked."""
 
     for_update = " FOR UPDATE"
     skip_locked = " FOR UPDATE SKIP LOCKED"
@@ -37,9 +41,10 @@ class PostgresDatabase:
         """Connect and, unless it is only read, bring the schema up to date. Raises StateError."""
         self._url = url
         self._read_only = read_only
-        self.location = without_password(url)
+        self._secrets, self.location = _secrets_and_place(url)
         self._statement_s = _STATEMENT_S
         self._depth = 0
+        self._is_alone = False
         self._db: psycopg.Connection[Row] | None = None
         if not read_only:
             self._migrate()
@@ -57,6 +62,8 @@ class PostgresDatabase:
         found: datetime = self.rows("SELECT clock_timestamp() AS now")[0]["now"]
         return found
 
+    # ------------------------------------------------------------ the connection
+
     def _connection(self) -> psycopg.Connection[Row]:
         """The one that is open; a lost one is made again, but never in the middle of a transaction."""
         if self._db is None or (self._db.closed and self._depth == 0):
@@ -67,22 +74,34 @@ class PostgresDatabase:
                 connect_timeout=_CONNECT_S,
                 application_name="sidecar-supervisor",
                 tcp_user_timeout=_LOST_AFTER_MS,
-                options=f"-c statement_timeout={int(self._statement_s * 1000)}"
-                " -c idle_in_transaction_session_timeout=30000",
+                keepalives_idle=2,
+                keepalives_interval=1,
+                keepalives_count=3,
             )
             self._db.read_only = self._read_only
+            for setting, value in (
+                ("statement_timeout", int(self._statement_s * 1000)),
+                ("idle_in_transaction_session_timeout", _IDLE_MS),
+            ):
+                self._db.execute(f"SET {setting} = {value}")
             # What is written survives a power cut, whatever the server's default is.
-            self._db.execute("SET synchronous_commit = on")
+            self._db.execute(
+                "SELECT set_config('synchronous_commit', 'on', false)"
+                " WHERE current_setting('synchronous_commit') = 'off'"
+            )
         return self._db
 
     @contextmanager
     def _guard(self) -> Iterator[None]:
+        """Errors as ours, without a cause: psycopg's texts may quote the URL."""
         try:
             yield
-        except psycopg.errors.UniqueViolation as error:
-            raise Conflict(str(error)) from error
+        except psycopg.IntegrityError as error:
+            raise Conflict(str(error)) from None
+        except psycopg.DataError as error:
+            raise ValueError(str(error)) from None
         except psycopg.Error as error:
-            raise self._state_error(error) from error
+            raise self._state_error(error) from None
 
     def _once_more(self, act: Callable[[], T]) -> T:
         """A connection that was lost while nobody used it is only noticed when it is: try that again."""
@@ -94,8 +113,10 @@ class PostgresDatabase:
                 raise
             return act()
 
+    # ------------------------------------------------------------ statements
+
     def rows(self, sql: str, values: Iterable[Any] = ()) -> list[Row]:
-        given = tuple(values)
+        given = _fit(values)
 
         def act() -> list[Row]:
             cursor = self._connection().execute(_marks(sql), given)
@@ -104,51 +125,83 @@ class PostgresDatabase:
         with self._guard():
             return self._once_more(act)
 
+    def ask(self, sql: str, values: Mapping[str, Any]) -> list[Row]:
+        """A statement that somebody else wrote, with psycopg's own marks: %(name)s."""
+        with self._guard():
+            return self._once_more(lambda: self._connection().execute(sql.encode(), values).fetchall())
+
     def change(self, sql: str, values: Iterable[Any] = ()) -> int:
-        given = tuple(values)
+        given = _fit(values)
         with self._guard():
             return self._once_more(lambda: self._connection().execute(_marks(sql), given).rowcount)
 
     def change_many(self, sql: str, values: Iterable[Sequence[Any]]) -> None:
         with self._guard(), self._connection().cursor() as cursor:
-            cursor.executemany(_marks(sql), list(values))
+            cursor.executemany(_marks(sql), [_fit(row) for row in values])
+
+    # ------------------------------------------------------------ transactions
 
     @contextmanager
-    def transaction(self) -> Iterator[None]:
-        """BEGIN, or a savepoint inside one. A failed statement undoes the part that it is in."""
+    def transaction(self, *, alone: bool = False) -> Iterator[None]:
+        """BEGIN, or a savepoint inside one. A failed statement undoes the part that it is in.
+
+        Who wants to be alone takes one lock first, for as long as the transaction lasts: many actions
+        share a commit, so rows locked in a fixed order within each of them would still make two
+        supervisors wait for each other.
+        """
         name = f"part{self._depth}"
-        begin, commit, rollback = (
-            (f"SAVEPOINT {name}", f"RELEASE {name}", f"ROLLBACK TO {name}")
-            if self._depth
-            else ("BEGIN", "COMMIT", "ROLLBACK")
+        begin, rollback = (
+            (f"SAVEPOINT {name}", f"ROLLBACK TO {name}") if self._depth else ("BEGIN", "ROLLBACK")
         )
-        self.rows(begin)
-        self._depth += 1
+        lock = alone and not self._is_alone
         try:
-            yield
-            self.rows(commit)
+            self._say(f"{begin}; SELECT pg_advisory_xact_lock({_ALONE_LOCK})" if lock else begin)
         except BaseException:
             self._undo(rollback)
             raise
+        self._depth += 1
+        self._is_alone = alone or self._is_alone
+        try:
+            yield
+            if self._depth > 1:
+                self._say(f"RELEASE {name}")
+            else:
+                self._commit()
+        except BaseException:
+            self._undo(rollback)
+            # The lock goes with the part that took it.
+            self._is_alone = False
+            raise
         finally:
             self._depth -= 1
+            self._is_alone = self._is_alone and self._depth > 0
+
+    def _say(self, sql: str) -> psycopg.Cursor[Row]:
+        """One message, also for two statements, which cannot be prepared."""
+        with self._guard():
+            return self._once_more(lambda: self._connection().execute(sql.encode(), prepare=False))
+
+    def _commit(self) -> None:
+        """A transaction that failed is rolled back by COMMIT, without an error (PostgreSQL, COMMIT)."""
+        if self._say("COMMIT").statusmessage != "COMMIT":
+            raise StateError(f"{self.location} did not commit", hint="the log of the server says why")
 
     def _undo(self, rollback: str) -> None:
         """Where the connection is gone, the server has undone it already."""
         if self._db is None or self._db.closed:
             return
         try:
-            self._db.execute(rollback)
+            self._db.execute(rollback.encode(), prepare=False)
         except psycopg.Error:
             self._db.close()
 
     def _migrate(self) -> None:
         """Apply the schema files that are newer than the database, one supervisor at a time."""
-        with self._guard():
-            self._connection().execute("CREATE TABLE IF NOT EXISTS schema_version (version INTEGER NOT NULL)")
         files = schema_files()
         with self.transaction():
+            # Before anything is made: CREATE TABLE IF NOT EXISTS fails when two do it at once.
             self.rows("SELECT pg_advisory_xact_lock(?)", (_MIGRATION_LOCK,))
+            self.rows("CREATE TABLE IF NOT EXISTS schema_version (version INTEGER NOT NULL)")
             found = self.rows("SELECT version FROM schema_version")
             version = found[0]["version"] if found else 0
             if version > len(files):
@@ -163,14 +216,23 @@ class PostgresDatabase:
                 self.rows("DELETE FROM schema_version")
                 self.rows("INSERT INTO schema_version (version) VALUES (?)", (len(files),))
 
+    # ------------------------------------------------------------ errors
+
     def _state_error(self, error: psycopg.Error) -> StateError:
-        text = without_password(str(error).strip().splitlines()[0] if str(error).strip() else repr(error))
-        if isinstance(error, psycopg.errors.QueryCanceled):
+        text = (str(error).strip() or repr(error)).splitlines()[0]
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        if isinstance(error, (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure)):
+            return Contention(
+                f"a transaction on {self.location} was undone for another one: {text}",
+                hint="do it again",
+            )
+        if isinstance(error, (psycopg.errors.QueryCanceled, psycopg.errors.LockNotAvailable)):
             return StateError(
                 f"the database {self.location} did not answer within {self._statement_s:g} s",
                 hint="another program holds a lock there, or the server is overloaded",
             )
-        if isinstance(error, psycopg.OperationalError):
+        if isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError)):
             return StateError(
                 f"the database {self.location} cannot be reached: {text}",
                 hint="see store.url in the configuration, and whether the server is up",
@@ -181,9 +243,26 @@ class PostgresDatabase:
         )
 
 
-def without_password(text: str) -> str:
-    """A URL or a message about one, fit to be shown."""
-    return _PASSWORD.sub(lambda match: f"{match[1]}@" if match[1] else f"{match[2]}***", text)
+def _secrets_and_place(url: str) -> tuple[list[str], str]:
+    """What no message may contain, and what may be shown instead of the URL."""
+    try:
+        given = conninfo_to_dict(url)
+    except psycopg.Error:
+        # Its text quotes what it could not read, and that may be a part of the password.
+        raise StateError(
+            "the URL of the PostgreSQL database cannot be read",
+            hint="write postgresql://user:password@host:port/database, with %40 for @ in the password",
+        ) from None
+    secrets = [str(given[name]) for name in ("password", "sslpassword") if given.get(name)]
+    secrets += [urllib.parse.quote(secret, safe="") for secret in secrets]
+    user, host, port = (str(given.get(name) or "") for name in ("user", "host", "port"))
+    place = f"{user}@{host}" if user else host
+    return secrets, f"postgresql://{place}{f':{port}' if port else ''}/{given.get('dbname') or ''}"
+
+
+def _fit(values: Iterable[Any]) -> tuple[Any, ...]:
+    """PostgreSQL's text cannot hold a NUL, and a value must not make a write fail for ever."""
+    return tuple(v.replace("\0", "\N{REPLACEMENT CHARACTER}") if isinstance(v, str) else v for v in values)
 
 
 def _marks(sql: str) -> str:

@@ -15,12 +15,15 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from supervisor.errors import StateError
+from supervisor.store.database import Contention
 from supervisor.store.store import Store, open_store
 
 T = TypeVar("T")
+_Outcome = tuple[Any, BaseException | None]
 
 _RETRY_EVERY_S = 0.5
 _CLOSING_PATIENCE_S = 0.2
+_CONTENTION_TRIES = 5
 _TOGETHER = 64
 
 
@@ -103,28 +106,48 @@ class Recorder:
         return together
 
     def _carry_out(self, store: Store, writes: list[_Write]) -> None:
-        """In one transaction; if the database fails, one by one, so that each has its own outcome."""
+        """In one transaction. Where that fails because of one of them, one by one, each with its outcome."""
         wanted = [write for write in writes if write.future.set_running_or_notify_cancel()]
         if len(wanted) > 1:
+            outcomes: list[_Outcome] = []
+            begun = False
             try:
-                outcomes = _together(store, wanted)
-            except StateError:
-                outcomes = []
-            for write, (result, error) in zip(wanted, outcomes, strict=False):
-                write.settle(result, error)
-            if outcomes:
+                with store.transaction():
+                    begun = True
+                    for write in wanted:
+                        outcomes.append(_as_a_part(store, write))
+            except StateError as error:
+                if not begun or len(outcomes) == len(wanted):
+                    wanted = self._give_up(wanted, error)
+            else:
                 self.problem = ""
+                for write, outcome in zip(wanted, outcomes, strict=True):
+                    write.settle(*outcome)
                 return
         for write in wanted:
             self._one(store, write)
 
+    def _give_up(self, writes: list[_Write], error: StateError) -> list[_Write]:
+        """The database is away, or nobody knows whether it committed: what was to be tried once has been."""
+        self.problem = error.message
+        for write in writes:
+            if not write.insist:
+                write.settle(None, error)
+        return [write for write in writes if write.insist]
+
     def _one(self, store: Store, write: _Write) -> None:
+        again = _CONTENTION_TRIES
         while True:
             if self._closing.is_set():
                 with contextlib.suppress(StateError):
                     store.hurry(_CLOSING_PATIENCE_S)
             try:
                 result = write.action(store)
+            except Contention as error:
+                again -= 1
+                if not again and not write.insist:
+                    write.settle(None, error)
+                    return
             except StateError as error:
                 self.problem = error.message
                 if not write.insist or self._closing.wait(_RETRY_EVERY_S):
@@ -160,15 +183,12 @@ class Recorder:
         self._thread.join()
 
 
-def _together(store: Store, writes: list[_Write]) -> list[tuple[Any, BaseException | None]]:
-    """What came of each. Raises StateError when nothing of it is written."""
-    outcomes: list[tuple[Any, BaseException | None]] = []
-    with store.transaction():
-        for write in writes:
-            try:
-                outcomes.append((write.action(store), None))  # a store's method undoes itself when it fails
-            except StateError:
-                raise
-            except Exception as error:
-                outcomes.append((None, error))
-    return outcomes
+def _as_a_part(store: Store, write: _Write) -> _Outcome:
+    """Undone alone when it fails. Raises StateError when it is the database that fails."""
+    try:
+        with store.transaction():
+            return write.action(store), None
+    except StateError:
+        raise
+    except Exception as error:
+        return None, error

@@ -73,8 +73,11 @@ class SqliteDatabase:
             self._db.executemany(sql, values)
 
     @contextmanager
-    def transaction(self) -> Iterator[None]:
-        """BEGIN IMMEDIATE: whoever will write says so first, so nobody deadlocks upgrading."""
+    def transaction(self, *, alone: bool = False) -> Iterator[None]:
+        """BEGIN IMMEDIATE: whoever will write says so first, so nobody deadlocks upgrading.
+
+        There is one writer at a time, so every transaction is alone.
+        """
         name = f"part{self._depth}"
         begin, commit, rollback = (
             (f"SAVEPOINT {name}", f"RELEASE {name}", f"ROLLBACK TO {name}")

@@ -11,17 +11,16 @@ from dataclasses import dataclass
 import msgspec
 
 from supervisor.errors import NotFound, SupervisorError, UsageError
-from supervisor.limits.budget import Caps, Refusal
+from supervisor.limits.budget import Caps, Refusal, Scope
 from supervisor.limits.charges import Booking
 from supervisor.runs.reasons import StopReason
 from supervisor.store.database import Database, Row
 from supervisor.store.ledger import Ledger
 from supervisor.store.records import Run, Ticket, TicketState
-from supervisor.store.values import is_true
+from supervisor.store.values import NOT_SET, is_true
 
 _PAUSED = "paused"
 _UNCLEAR_ENDS = (StopReason.SUPERVISOR_LOST, StopReason.UNKILLABLE)
-_SET = ("1", "t", "true", "y", "yes", "on")
 
 
 class TicketIsRunning(UsageError):
@@ -60,7 +59,9 @@ class Nothing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """Who wants a ticket, for which run, and what that run may spend at most (None: no ceiling is held).
+    """Who wants a ticket, for which run, and what that run may spend at most.
+
+    ceiling_nanos None: nothing is held for it, but a cap that is used up still gives it nothing.
 
     Instants are RFC 3339 UTC. projects: only those, all when empty. caps_of gives a project's caps.
     """
@@ -126,6 +127,8 @@ class Tickets:
                 )
             if found.state not in (TicketState.ENDED, TicketState.NEEDS_REVIEW):
                 raise UsageError(f"ticket {key} is {found.state}", hint="it has to end first")
+            if self._db.rows("SELECT run_id FROM runs WHERE ticket = ? AND state <> 'ended'", (key,)):
+                raise TicketIsRunning(key)
             self._db.change(
                 "UPDATE tickets SET state = 'open', updated_at = ?,"
                 " created_at = CASE created_at WHEN '' THEN ? ELSE created_at END WHERE key = ?",
@@ -142,7 +145,7 @@ class Tickets:
 
         A project whose cap is reached does not keep the others waiting.
         """
-        with self._db.transaction():
+        with self._db.transaction(alone=True):
             paused = self._paused()
             if _PAUSED in paused:
                 return Nothing("paused", "everything is paused")
@@ -155,6 +158,8 @@ class Tickets:
                     taken = self.find(ticket.key)
                     assert taken is not None
                     return Claimed(claim.run_id, taken)
+                if refused.scope is Scope.GLOBAL_DAY:
+                    break
                 passed_over.add(ticket.project)
             if refused is not None:
                 return Nothing("daily_cap", f"{refused.scope}: {refused.message}")
@@ -166,31 +171,29 @@ class Tickets:
         """The next one; rows that another worker is looking at are passed over."""
         chosen = f" AND project IN ({', '.join('?' * len(only))})" if only else ""
         chosen += f" AND project NOT IN ({', '.join('?' * len(but))})" if but else ""
-        marks = ", ".join("?" * len(_SET))
+        marks = ", ".join("?" * len(NOT_SET))
         rows = self._db.rows(
             f"SELECT * FROM tickets WHERE state = 'open'{chosen}"
-            f" AND LOWER(CAST(stop_requested AS TEXT)) NOT IN ({marks})"
+            f" AND LOWER(TRIM(CAST(stop_requested AS TEXT))) IN ({marks})"
             f" ORDER BY priority DESC, created_at, key LIMIT 1{self._db.skip_locked}",
-            (*only, *but, *_SET),
+            (*only, *but, *NOT_SET),
         )
         return _ticket(rows[0]) if rows else None
 
     def _take(self, claim: Claim, ticket: Ticket) -> Refusal | None:
         fence = ticket.fence + 1
-        if claim.ceiling_nanos is not None:
-            booking = Booking(
-                run_id=claim.run_id,
-                ticket=ticket.key,
-                project=ticket.project,
-                worker_id=claim.worker_id,
-                fence=fence,
-            )
-            caps = claim.caps_of(ticket.project)
-            refused = self._ledger.hold_ceiling(
-                booking, claim.day, claim.ceiling_nanos, caps, claim.lease_until
-            )
-            if refused is not None:
-                return refused
+        booking = Booking(
+            run_id=claim.run_id,
+            ticket=ticket.key,
+            project=ticket.project,
+            worker_id=claim.worker_id,
+            fence=fence,
+        )
+        caps = claim.caps_of(ticket.project)
+        nanos = claim.ceiling_nanos or 0
+        refused = self._ledger.hold_ceiling(booking, claim.day, nanos, caps, claim.lease_until)
+        if refused is not None:
+            return refused
         self._db.change(
             "UPDATE tickets SET state = 'claimed', fence = ?, worker_id = ?, lease_until = ?, updated_at = ?"
             " WHERE key = ?",
@@ -225,16 +228,24 @@ class Tickets:
             )
 
     def rescue(self, now: str) -> list[Ticket]:
-        """Tickets whose worker did not renew: somebody must look. The old worker is fenced off."""
+        """Tickets whose worker did not renew: somebody must look. The old worker is fenced off.
+
+        One that somebody is writing just now is passed over: its worker may live after all.
+        """
         with self._db.transaction():
-            rows = self._db.rows(
-                "UPDATE tickets SET state = 'needs_review', fence = fence + 1, worker_id = '',"
-                " lease_until = '', stop_reason = ?, updated_at = ?"
-                " WHERE state IN ('claimed', 'running') AND lease_until <> '' AND lease_until < ?"
-                " RETURNING *",
-                (StopReason.LEASE_LOST, now, now),
+            found = self._db.rows(
+                "SELECT key FROM tickets WHERE state IN ('claimed', 'running')"
+                f" AND lease_until <> '' AND lease_until < ?{self._db.skip_locked}",
+                (now,),
             )
-            return [_ticket(row) for row in rows]
+            return [_ticket(self._rescue(row["key"], now)) for row in found]
+
+    def _rescue(self, key: str, now: str) -> Row:
+        return self._db.rows(
+            "UPDATE tickets SET state = 'needs_review', fence = fence + 1, worker_id = '',"
+            " lease_until = '', stop_reason = ?, updated_at = ? WHERE key = ? RETURNING *",
+            (StopReason.LEASE_LOST, now, key),
+        )[0]
 
     # ------------------------------------------------------------ the life of a run
 
@@ -260,16 +271,16 @@ class Tickets:
     def end(self, run: Run) -> None:
         """Inside the run's own transaction. A run that was fenced off leaves the ticket as it is."""
         unclear = run.fence and run.reason in _UNCLEAR_ENDS
+        mine = "fence = ? AND state IN ('claimed', 'running')" if run.fence else "state = 'running'"
         self._db.change(
             "UPDATE tickets SET state = ?, stop_reason = ?, worker_id = '', lease_until = '', updated_at = ?"
-            " WHERE key = ? AND (? = 0 OR fence = ?)",
+            f" WHERE key = ? AND {mine}",
             (
                 TicketState.NEEDS_REVIEW if unclear else TicketState.ENDED,
                 run.reason,
                 run.ended_at,
                 run.ticket,
-                run.fence,
-                run.fence,
+                *((run.fence,) if run.fence else ()),
             ),
         )
 

@@ -28,6 +28,7 @@ CREATE TABLE charges (
     held_tokens    BIGINT NOT NULL,
     ceiling_nanos  BIGINT NOT NULL DEFAULT 0,
     spent_nanos    BIGINT NOT NULL DEFAULT 0,
+    tokens         BIGINT NOT NULL DEFAULT 0,
     usage          TEXT NOT NULL DEFAULT '{}',
     usage_source   TEXT,
     outcome        TEXT NOT NULL DEFAULT '',
