@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -217,7 +218,8 @@ class LauncherClient:
             os.close(command)
         ours.setblocking(False)
         group = RunGroup(reply["cgroup_name"], reply["cgroup_v2"], reply["cgroup_limits"])
-        box = Box(self, spec, ours, passed[0], reply["pid"], reply["uid"], group)
+        pidfd, kill_fd = (*passed, -1)[:2]
+        box = Box(self, spec, ours, pidfd, kill_fd, reply["pid"], reply["uid"], group)
         try:
             async with asyncio.timeout(_ARMING_PATIENCE_S):
                 await box.wait_armed()
@@ -350,12 +352,16 @@ class Finished:
 
 @dataclass(slots=True)
 class Box:
-    """A made box. armed and missing are init's report; log_folder and listener are descriptors or -1."""
+    """A made box. armed and missing are init's report.
+
+    kill_fd, log_folder and listener are descriptors or -1; the first is the group's cgroup.kill.
+    """
 
     launcher: LauncherClient
     spec: BoxSpec
     channel: socket.socket
     pidfd: int
+    kill_fd: int
     pid: int
     uid: int
     group: RunGroup
@@ -418,10 +424,23 @@ class Box:
         except OSError:
             return
 
+    def strike(self) -> int:
+        """SIGKILL to the group at once, before the launcher has woken up; how many processes it had.
+
+        Not instead of kill(): where there is no such descriptor this does nothing.
+        """
+        if self.kill_fd < 0:
+            return 0
+        members = len(self.group.members())
+        with suppress(OSError):  # removed meanwhile: nothing was in it
+            os.write(self.kill_fd, b"1")
+        return members
+
     async def kill(self) -> int:
         """SIGKILL to everything in the box; how many processes that were."""
+        struck = self.strike()
         reply, _ = await self.launcher.request("kill", run_id=self.spec.run_id)
-        return int(reply["signalled"])
+        return max(struck, int(reply["signalled"]))
 
     async def wait_dead(self, patience_s: float) -> bool:
         """Observe that nothing of the box is alive: init dead, cgroup unpopulated; False past the patience.
@@ -475,8 +494,8 @@ class Box:
             self.close()
 
     def close(self) -> None:
-        for fd in (self.pidfd, self.log_folder, self.listener):
+        for fd in (self.pidfd, self.kill_fd, self.log_folder, self.listener):
             if fd >= 0:
                 os.close(fd)
-        self.pidfd = self.log_folder = self.listener = -1
+        self.pidfd = self.kill_fd = self.log_folder = self.listener = -1
         self.channel.close()

@@ -167,8 +167,8 @@ class Launcher:
     def start(self, request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, Any], list[int]]:
         """Make a box up to the point where the agent waits to be released.
 
-        Descriptors: channel, stdin, stdout, stderr, command. Reply: pid, uid, its cgroups, and a
-        pidfd of the box's init.
+        Descriptors: channel, stdin, stdout, stderr, command. Reply: pid, uid, its cgroups, a pidfd of
+        the box's init and, where there is one, its cgroup.kill.
         """
         base_text = request["base"]
         box = self.blank if self.blank and self.blank.base_text == base_text else None
@@ -183,10 +183,12 @@ class Launcher:
         self.blank = None
         try:
             self._assign(box, request["spec"], descriptors)
-            passed = [box.pidfd]
+            kill = box.group.open_kill()
         except BaseException:
             self._end(box)
             raise
+        if kill >= 0:
+            self._after_reply.append(kill)
         self.boxes[run_id] = box
         self._next_base = base_text
         reply = {
@@ -196,7 +198,7 @@ class Launcher:
             "cgroup_v2": box.group.v2,
             "cgroup_limits": box.group.limits,
         }
-        return reply, passed
+        return reply, [fd for fd in (box.pidfd, kill) if fd >= 0]
 
     def _assign(self, box: Box, plain: dict[str, Any], descriptors: list[int]) -> None:
         """Limits first, then the run: nothing of it exists before its group is bounded.

@@ -214,7 +214,6 @@ class Supervisor:
             raise StateError(f"{folder} cannot be made: {error.strerror}", hint="free space there") from error
         around = Surroundings(
             paths=self.paths,
-            store=self.store,
             recorder=self.recorder,
             launcher=self.launcher,
             clock=self.clock,

@@ -34,7 +34,6 @@ from supervisor.runs.spending import Spending
 from supervisor.runs.verdict import Seen, Verdict, decide
 from supervisor.store.recorder import Recorder
 from supervisor.store.records import KillRecord, Run, RunState
-from supervisor.store.store import Store
 from supervisor.store.tickets import Claimed
 from supervisor.workspace.tree import Tree
 
@@ -97,7 +96,6 @@ class Surroundings:
     """What a run needs of the supervisor that owns it. store only reads; writes go to recorder."""
 
     paths: Paths
-    store: Store
     recorder: Recorder
     launcher: LauncherClient
     clock: Clock
@@ -358,32 +356,46 @@ class LiveRun:
     # ------------------------------------------------------------ the end
 
     async def _end(self, box: Box, exited: asyncio.Task[int | None]) -> tuple[Finished, KillRecord]:
-        """Ask if there is a grace, then force, then look until it is empty."""
+        """Ask if there is a grace, then force, then look until it is empty.
+
+        A TERM waits for the intent to be stored. A kill goes out while it is being stored, and is not
+        reported before both are done. The end is queued behind the intent, so no row ends without it.
+        """
         self.spending.refuse()
         began_s = self._requested_at_s if self.request else self.around.clock.boottime_s()
+        struck = box.strike() if self.request and not self.request.grace_s and not exited.done() else 0
         # Before anything is written over it: this process may have been hung while it was left.
-        self._forced = self._request_of_others()
+        self._forced = await self._request_of_others()
         stage = "kill" if self._forced else "exit"
+        intent: asyncio.Task[None] | None = None
         if self.request is not None:
-            await self._write_request(self.request)
+            intent = self._write_request(self.request)
+            if self.request.grace_s > 0:
+                await intent
             if not exited.done():
                 stage = await self._ask(box, exited, self.request) if self.request.grace_s > 0 else "kill"
         # After a natural exit too: what the agent left behind goes with it.
-        processes = await self._force(box)
+        processes = max(struck, await self._force(box))
         self.around.on_step(Step.KILL_SENT)
         await self._until_dead(box)
         elapsed_ms = round((self.around.clock.boottime_s() - began_s) * 1000, 3)
         self.around.on_step(Step.EMPTY)
+        if intent is not None:
+            await intent
         kill = KillRecord(elapsed_ms=elapsed_ms, survivors=0, stage=stage, processes=processes)
         return await self._until_removed(box), kill
 
-    async def _write_request(self, request: StopRequest) -> None:
-        """The intent goes to the database first; a database that is away delays nothing by more than this."""
+    def _write_request(self, request: StopRequest) -> asyncio.Task[None]:
+        """Queue the intent; the task ends when it is stored, or when the database has had its time."""
         detail: dict[str, Any] = {"by": request.by, "who": request.who, "note": request.note}
         detail |= {"grace_s": request.grace_s, "figures": request.figures}
         written = self.row.change(EventKind.STOP_REQUESTED, detail, state=RunState.STOPPING)
-        await self.row.settled(written, _INTENT_PATIENCE_S)
-        self.around.on_step(Step.STOP_WRITTEN)
+
+        async def stored() -> None:
+            await self.row.settled(written, _INTENT_PATIENCE_S)
+            self.around.on_step(Step.STOP_WRITTEN)
+
+        return asyncio.create_task(stored())
 
     async def _ask(self, box: Box, exited: asyncio.Task[int | None], request: StopRequest) -> str:
         """TERM, then wait for the grace; a sooner request shortens it."""
@@ -463,11 +475,13 @@ class LiveRun:
         }
         await self._finish(verdict, kill, wait_status, totals)
 
-    def _request_of_others(self) -> StopRequest | None:
+    async def _request_of_others(self) -> StopRequest | None:
         """`kill --force` acts without this process and leaves its intent in the row."""
+        run_id = self.run.run_id
         try:
-            row = self.around.store.run(self.run.run_id)
-        except SupervisorError:
+            async with asyncio.timeout(_INTENT_PATIENCE_S):
+                row = await self.around.recorder.call(lambda store: store.run(run_id))
+        except (SupervisorError, TimeoutError):
             return None
         if row is None or row.stage != "force":
             return None

@@ -50,7 +50,10 @@ def _note(path: str) -> str | None:
 
 
 class StopFolderWatch:
-    """Calls wake as soon as something changes in the state or the stop folder. A hint, no more."""
+    """Calls wake as soon as a name comes into the state or the stop folder, or goes. A hint, no more.
+
+    Names only: the database lies there too, and each of its writes would wake us, also amid a kill.
+    """
 
     def __init__(self, paths: Paths, wake: Callable[[], None]) -> None:
         self._folders = (paths.state, paths.stop_folder)
@@ -65,20 +68,22 @@ class StopFolderWatch:
             return
         self.close()
         self._identities = now
-        from watchdog.events import FileSystemEvent, FileSystemEventHandler
+        from watchdog import events
         from watchdog.observers import Observer
 
         wake = self._wake
 
-        class Waker(FileSystemEventHandler):
-            def on_any_event(self, event: FileSystemEvent) -> None:
+        class Waker(events.FileSystemEventHandler):
+            def on_any_event(self, event: events.FileSystemEvent) -> None:
                 wake()
 
+        names = [events.FileCreatedEvent, events.FileMovedEvent, events.FileDeletedEvent]
+        names += [events.DirCreatedEvent, events.DirMovedEvent, events.DirDeletedEvent]
         observer = Observer()
         try:
             for folder, identity in zip(self._folders, now, strict=True):
                 if identity is not None:
-                    observer.schedule(Waker(), folder)
+                    observer.schedule(Waker(), folder, event_filter=names)
             observer.start()
         except OSError:
             return  # no inotify instance left: looking every second goes on

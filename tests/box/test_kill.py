@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,20 @@ def test_kill_leaves_nothing(lab: Lab, worktree: Path, code: str, least: int) ->
 
 def test_kill_leaves_nothing_that_is_stopped_by_a_tracer(lab: Lab, worktree: Path) -> None:
     check(lab.killed(worktree, _START + TRACED + _WAIT, weaken=without_filters), 4)
+
+
+def test_a_strike_needs_no_launcher(lab: Lab, worktree: Path) -> None:
+    async def strike(box: Box) -> None:
+        os.kill(box.launcher.pid, signal.SIGSTOP)
+        try:
+            struck.append(box.strike())
+            assert await box.wait_dead(10.0)
+        finally:
+            os.kill(box.launcher.pid, signal.SIGCONT)
+
+    struck: list[int] = []
+    check(lab.killed(worktree, _START + PLAIN + _WAIT, how=strike), 51)
+    assert struck == [52], "the tree and the box's init"
 
 
 def test_control_group_signals_leave_what_has_left_the_group(lab: Lab, worktree: Path) -> None:

@@ -20,16 +20,14 @@ from supervisor.paths import locate, prepare
 from supervisor.runs.life import LiveRun, Step
 from supervisor.runs.reasons import stop_request
 
-GRACE_S = 0.2
 
-
-async def main(step: str, victims: str, tree: str, profile: str, marker: str) -> None:
+async def main(step: str, victims: str, grace_s: str, tree: str, profile: str, marker: str) -> None:
     async def ask(live: LiveRun) -> None:
         """As soon as the tree of processes stands; the steps of an end are only reached by one."""
         log = Path(supervisor.paths.logs(live.run.run_id))
         while "UP" not in log.read_text() and not live.ended.is_set():
             await asyncio.sleep(0.02)
-        live.request_stop(stop_request("operator", GRACE_S, who="0:test", note="crash"))
+        live.request_stop(stop_request("operator", float(grace_s), who="0:test", note="crash"))
 
     def on_step(reached: Step) -> None:
         if reached != step:

@@ -21,12 +21,14 @@ from supervisor.store.records import Run
 DRIVER = Path(__file__).with_name("crash_driver.py")
 VICTIMS = ("supervisor", "launcher", "both")
 BEFORE_RELEASE = (Step.CREATED, Step.BOX_MADE, Step.ATTESTED)
+GRACE_S = 0.2
 ASKED = (Step.STOP_WRITTEN, Step.TERM_SENT, Step.KILL_SENT, Step.EMPTY)
 
 
-def crash(there: Stand, step: Step, victims: str) -> subprocess.Popen[str]:
+def crash(there: Stand, step: Step, victims: str, grace_s: float = GRACE_S) -> subprocess.Popen[str]:
+    words = [step, victims, str(grace_s), str(there.tree), there.profile(), there.marker]
     process = subprocess.Popen(
-        [sys.executable, str(DRIVER), step, victims, str(there.tree), there.profile(), there.marker],
+        [sys.executable, str(DRIVER), *words],
         env=there.environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -50,10 +52,20 @@ def expected(step: Step, victims: str) -> set[StopReason]:
 @pytest.mark.parametrize("step", list(Step))
 def test_death_at_every_step(step: Step) -> None:
     """CREATED, BOX_MADE, ATTESTED, RELEASED, STOP_WRITTEN, TERM_SENT, KILL_SENT, EMPTY, CLOSED."""
+    die(step, GRACE_S)
+
+
+@pytest.mark.parametrize("step", [Step.KILL_SENT, Step.STOP_WRITTEN, Step.EMPTY, Step.CLOSED])
+def test_death_at_every_step_of_a_kill_without_grace(step: Step) -> None:
+    """It is sent while its intent is stored: a supervisor that dies in between leaves either, or both."""
+    die(step, 0.0)
+
+
+def die(step: Step, grace_s: float) -> None:
     with ExitStack() as stack:
         stands = {victims: stack.enter_context(stand()) for victims in VICTIMS}
         trees = {victims: fingerprint(there.tree) for victims, there in stands.items()}
-        processes = {victims: crash(there, step, victims) for victims, there in stands.items()}
+        processes = {victims: crash(there, step, victims, grace_s) for victims, there in stands.items()}
         for victims, process in processes.items():
             _, said = process.communicate(timeout=60)
             died = process.returncode == -9

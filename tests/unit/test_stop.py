@@ -62,6 +62,12 @@ def test_the_watch_wakes_and_finds_its_folder_again(paths: Paths) -> None:
     watch = StopFolderWatch(paths, woken.set)
     watch.refresh()
     try:
+        database = Path(paths.state, "supervisor.db")
+        database.touch()
+        assert woken.wait(30)
+        woken.clear()
+        database.write_text("a page")
+        assert not woken.wait(0.5), "what is written there is nothing to look for"
         Path(paths.stop_folder, "A").touch()
         assert woken.wait(30)
         os.rename(paths.stop_folder, f"{paths.state}/old")
