@@ -14,8 +14,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "box"))
 sys.path.insert(0, str(Path(__file__).parent / "store"))
+sys.path.insert(0, str(Path(__file__).parent / "gateway"))
 
 from boxlab import Lab, make_repository, remove_tree, scratch_folder
+from in_a_loop import pytest_pyfunc_call as pytest_pyfunc_call
 from pgserver import Server, running
 
 from supervisor.store.store import Store, open_store

@@ -147,7 +147,7 @@ class Queries:
             "ended_at": run.ended_at,
             "created_at": run.created_at,
             "limits": run.limits,
-            "totals": run.totals,
+            "totals": _totals(run),
             "supervised": run.ended_at is not None or workers.is_alive(worker, self._now()),
         }
 
@@ -162,6 +162,12 @@ class Queries:
         if ended:
             parts.append("recently ended: " + ", ".join(f"{run.ticket} ({run.reason})" for run in ended))
         return " · ".join(parts)
+
+
+def _totals(run: Run) -> dict[str, Any]:
+    """As they are stored; money also as the text that JSON readers expect."""
+    nanos = run.totals.get("spent_nanos")
+    return dict(run.totals) if nanos is None else {**run.totals, "cost_usd": usd_text(int(nanos))}
 
 
 def _spend_row(row: SpendRow) -> dict[str, Any]:
@@ -213,7 +219,7 @@ def result(run: Run) -> dict[str, Any]:
         "exit_status": agent_exit_code(run.exit_status),
         "started_at": run.started_at,
         "ended_at": run.ended_at,
-        "totals": run.totals,
+        "totals": _totals(run),
         "attestation": run.attestation,
         "kill": msgspec.to_builtins(run.kill),
         "applied": run.applied or None,

@@ -510,7 +510,7 @@ class LiveRun:
         verdict: Verdict,
         kill: KillRecord,
         wait_status: int | None,
-        totals: dict[str, int | float | str],
+        totals: dict[str, int | float],
     ) -> None:
         detail: dict[str, Any] = msgspec.structs.asdict(verdict)
         written = self.row.change(

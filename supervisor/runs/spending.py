@@ -148,7 +148,7 @@ class Spending:
         if self.metered or self._booking.fence:
             self._recorder.keep(lambda store: store.ledger.settle_run(run_id, "run ended", at))
 
-    def totals(self) -> dict[str, int | float | str]:
+    def totals(self) -> dict[str, int | float]:
         """For the run's row; empty for a run that has nothing to do with models."""
         run = self.latest.run
         if not self.metered and not run.calls:
@@ -157,7 +157,6 @@ class Spending:
             "calls": run.calls,
             "tokens": run.tokens,
             "spent_nanos": run.spent_nanos,
-            "cost_usd": usd_text(run.spent_nanos),
             "calls_refused": self._refused,
         }
 

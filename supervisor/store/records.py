@@ -66,7 +66,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     started_at: str | None = None
     ended_at: str | None = None
     limits: dict[str, int | float] = {}
-    totals: dict[str, int | float | str] = {}
+    totals: dict[str, int | float] = {}
     kill: KillRecord | None = None
     attestation: dict[str, Any] | None = None
     cgroups: list[str] = []
