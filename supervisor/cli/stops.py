@@ -5,7 +5,10 @@ Never says dead before it was observed.
 
 from __future__ import annotations
 
+import socket
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import click
@@ -15,12 +18,15 @@ from supervisor.cli.access import Access, complete_ticket, daemon_answers, open_
 from supervisor.cli.look import json_option
 from supervisor.clock import CLOCK_JUMP
 from supervisor.control.client import ask
-from supervisor.errors import NotFound, SupervisorError, UsageError
+from supervisor.errors import NotFound, NotYetDead, SupervisorError, UsageError
 from supervisor.identifiers import check_ticket
 from supervisor.limits.money import show_usd
+from supervisor.observe.queries import kill_result
 from supervisor.profile.units import parse_duration, show_duration
+from supervisor.store.records import Run
 
 _SLACK_S = 20.0
+_LOOK_EVERY_S = 0.1
 
 
 @click.command()
@@ -80,6 +86,8 @@ def _end(tickets: tuple[str, ...], everything: bool, as_json: bool, op: str, **e
 
         def one(ticket: str) -> dict[str, Any]:
             where = sockets[ticket]
+            if isinstance(where, Elsewhere):
+                return _kill_elsewhere(access, where.run, op, timeout_s)
             if isinstance(where, dict):
                 return where
             if isinstance(where, SupervisorError):
@@ -121,7 +129,32 @@ def _ask_each(sockets: list[str], op: str, timeout_s: float, arguments: dict[str
     raise AssertionError("there is always one to ask")
 
 
-def _where(access: Access, ticket: str) -> list[str] | dict[str, Any] | SupervisorError:
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """A run of another host that shares the database: its supervisor is told by the flag."""
+
+    run: Run
+
+
+def _kill_elsewhere(access: Access, run: Run, op: str, timeout_s: float) -> dict[str, Any]:
+    """Set the flag that its supervisor looks at every second, and wait until it has seen it dead."""
+    if op != "kill":
+        raise UsageError(f"{run.ticket} runs on {run.host}", hint=f"stop it there, or kill {run.ticket} here")
+    access.store.set_flag(run.ticket)
+    deadline_s = time.monotonic() + timeout_s
+    while time.monotonic() < deadline_s:
+        found = access.store.run(run.run_id)
+        if found is not None and found.ended_at is not None:
+            access.store.clear_flag(run.ticket)
+            return kill_result(found)
+        time.sleep(_LOOK_EVERY_S)
+    raise NotYetDead(
+        f"{run.ticket} runs on {run.host}, which has not ended it yet; the flag stays set",
+        hint=f"supervisorctl status {run.ticket}",
+    )
+
+
+def _where(access: Access, ticket: str) -> list[str] | dict[str, Any] | SupervisorError | Elsewhere:
     """The sockets to ask, or the answer that is known already, or the error it comes to.
 
     Without a database that can be read, whoever answers is asked.
@@ -143,6 +176,8 @@ def _where(access: Access, ticket: str) -> list[str] | dict[str, Any] | Supervis
                 "reason": run.reason,
                 "already": True,
             }
+        if run.host != socket.gethostname():
+            return Elsewhere(run)
         return [access.socket_of(run)]
     except NotFound as error:
         # Not a run of this user: perhaps one of root's daemon, whose group lets this user in.

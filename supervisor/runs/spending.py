@@ -215,13 +215,16 @@ class Spending:
     def _was_refused(self, refusal: Refusal) -> None:
         self._refused += 1
         if self._refused <= _MOST_REFUSALS_TOLD:
-            self._row.tell(EventKind.CALL_REFUSED, _as_detail(refusal))
+            self._row.tell(EventKind.CALL_REFUSED, _as_detail(refusal, self._ends_run(refusal)))
+
+    def _ends_run(self, refusal: Refusal) -> bool:
+        """Only limits end a run; a daily cap only if the configuration says that it ends runs."""
+        if refusal.reason is StopReason.DAILY_CAP:
+            return self._daily.on_reached == "end"
+        return refusal.reason is not None
 
     def _limit_reached(self, refusal: Refusal) -> None:
-        """Only limits end a run; a daily cap only if the configuration says that it ends runs."""
-        if refusal.reason is None:
-            return
-        if refusal.reason is StopReason.DAILY_CAP and self._daily.on_reached == "refuse":
+        if refusal.reason is None or not self._ends_run(refusal):
             return
         grace_s = 0.0 if refusal.reason is StopReason.LEASE_LOST else self._profile.limits.stop_grace_s
         run = self.latest.run
@@ -306,12 +309,8 @@ class Spending:
             self._limit_reached(over)
 
 
-def _as_detail(refusal: Refusal) -> dict[str, Any]:
-    detail: dict[str, Any] = {
-        "code": refusal.code,
-        "message": refusal.message,
-        "ends_run": bool(refusal.reason),
-    }
+def _as_detail(refusal: Refusal, ends_run: bool) -> dict[str, Any]:
+    detail: dict[str, Any] = {"code": refusal.code, "message": refusal.message, "ends_run": ends_run}
     if refusal.cap or refusal.needed:
         detail |= {
             "scope": refusal.scope,

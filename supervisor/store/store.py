@@ -131,6 +131,10 @@ class Store:
         rows = self._db.rows(f"SELECT key, stop_requested FROM tickets WHERE key IN ({marks})", wanted)
         return {row["key"] for row in rows if is_true(row["stop_requested"])}
 
+    def set_flag(self, key: str) -> None:
+        with self._db.transaction():
+            self._db.change("UPDATE tickets SET stop_requested = TRUE WHERE key = ?", (key,))
+
     def clear_flag(self, key: str) -> bool:
         with self._db.transaction():
             rows = self._db.rows("SELECT stop_requested FROM tickets WHERE key = ?", (key,))

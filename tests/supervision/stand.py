@@ -155,6 +155,10 @@ class Stand:
     # ------------------------------------------------------------ the command line
 
     def spawn(self, *words: str, **changes: Any) -> subprocess.Popen[str]:
+        return self.spawn_program([CTL, *words], **changes)
+
+    def spawn_program(self, argv: list[str], **changes: Any) -> subprocess.Popen[str]:
+        """Anything that is to be ended with the stand."""
         options: dict[str, Any] = {
             "cwd": self.tree,
             "env": self.environment,
@@ -164,7 +168,7 @@ class Stand:
             "text": True,
             "start_new_session": True,
         }
-        process = subprocess.Popen([CTL, *words], **(options | changes))
+        process = subprocess.Popen(argv, **(options | changes))
         self.processes.append(process)
         return process
 
