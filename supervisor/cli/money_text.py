@@ -24,13 +24,13 @@ def show_count(count: int) -> str:
 def model_limits(limits: dict[str, Any]) -> list[str]:
     """The limits on models among a run's limits: "20 calls", "400k tokens", "$0.50"."""
     parts = []
-    if "iterations" in limits:
+    if limits.get("iterations") is not None:
         parts.append(f"{limits['iterations']} calls")
-    if "tokens" in limits:
+    if limits.get("tokens") is not None:
         parts.append(f"{show_count(int(limits['tokens']))} tokens")
-    if "usd_nanos" in limits:
+    if limits.get("usd_nanos") is not None:
         parts.append(show_usd(int(limits["usd_nanos"])))
-    if "ticket_usd_nanos" in limits:
+    if limits.get("ticket_usd_nanos") is not None:
         parts.append(f"{show_usd(int(limits['ticket_usd_nanos']))} for the ticket")
     return parts
 

@@ -12,7 +12,9 @@ from sandbox.client import Capabilities
 from supervisor.cli import output
 from supervisor.cli.access import complete_profile
 from supervisor.cli.look import json_option
+from supervisor.limits.money import show_usd
 from supervisor.profile.load import load, shipped
+from supervisor.profile.schema import Profile
 from supervisor.runs import boxing
 
 
@@ -56,7 +58,8 @@ def explain(reference: str, worktree: str, show_plan: bool, as_json: bool) -> No
         ],
         ["never", " ".join([*files.protect, *(f"(hidden) {p}" for p in files.hide)])],
         ["may run", f"programs in /usr{_in_worktree(files.executable)}"],
-        ["may reach", "nothing: a loopback of its own"],
+        ["may reach", _reach(kept)],
+        ["may spend", _spend(kept)],
         ["may use", output.limits_text(msgspec.structs.asdict(limits))],
         ["requires", " ".join(sorted(map(str, boxing.required_controls(kept))))],
         ["from", " ← ".join(loaded.sources)],
@@ -65,6 +68,28 @@ def explain(reference: str, worktree: str, show_plan: bool, as_json: bool) -> No
         output.say(f"{output.dim(name.ljust(10))}{text}")
     if show_plan:
         _print_plan(reference, worktree)
+
+
+def _reach(kept: Profile) -> str:
+    if kept.network.mode == "none":
+        return "nothing: a loopback of its own"
+    models, upstreams = " ".join(kept.gateway.models), " ".join(kept.gateway.upstreams)
+    return f"nothing; models {models} of {upstreams} through the gateway on its loopback"
+
+
+def _spend(kept: Profile) -> str:
+    """Money alone; calls and tokens stand with the other limits."""
+    if kept.network.mode == "none":
+        return "nothing through us; what its own log says is counted, and marked as self-reported"
+    limits, daily = kept.limits, kept.daily
+    amounts = (
+        ("a run", limits.usd_nanos),
+        ("a ticket", limits.ticket_usd_nanos),
+        ("a project and day", daily.project_nanos),
+        ("a day in all", daily.global_nanos),
+    )
+    parts = [f"{show_usd(nanos)} {whose}" for whose, nanos in amounts if nanos is not None]
+    return " · ".join(parts) or "without a limit of this profile; the configuration may have daily caps"
 
 
 def _in_worktree(executable: bool) -> str:

@@ -60,13 +60,18 @@ while True:
 
 
 def with_model(
-    place: Stand, *, daily: str = "", more: str = "", interval_s: float = 0.0, words: int = 20
+    place: Stand,
+    *,
+    daily: str = "",
+    more: str = "",
+    interval_s: float = 0.0,
+    words: int = 20,
+    reported_input: int = 100,
 ) -> None:
     """Start an upstream and write the configuration that names it."""
     socket = place.folder / "model.sock"
-    place.spawn_program(
-        [PYTHON, UPSTREAM, "--socket", str(socket), "--words", str(words), "--interval", str(interval_s)]
-    )
+    argv = [PYTHON, UPSTREAM, "--socket", str(socket), "--words", str(words)]
+    place.spawn_program([*argv, "--interval", str(interval_s), "--input", str(reported_input)])
     until(socket.exists, "no upstream came up")
     configure(place, CONFIG.format(daily=daily, socket=socket, more=more))
 

@@ -233,6 +233,15 @@ def test_what_an_agent_says_beside_the_gateway_is_no_iteration(place: Stand) -> 
     assert run.totals["spent_nanos"] == CALL_NANOS
 
 
+def test_more_than_was_held_is_charged_in_full_and_told(place: Stand) -> None:
+    with_model(place, reported_input=50_000)
+    run = place.run_to_end(f"{CALLER}\ncall()", profile=gateway_profile(place, 'usd = "1"'))
+    (charge,) = charges(place, run)
+    assert charge.spent_nanos == 50_000 * 1000 + 20 * 10_000 > charge.held_nanos
+    told = [event["detail"] for event in place.events(run.ticket) if event["kind"] == "meter_problem"]
+    assert [(detail["code"], detail["charge_id"]) for detail in told] == [("above_bound", charge.charge_id)]
+
+
 def test_an_upstream_that_is_not_configured_is_named_before_anything_runs(place: Stand) -> None:
     configure(place, "")
     done = place.ctl("run", "--profile", gateway_profile(place), "--", "true")
