@@ -32,7 +32,11 @@ def open_flag_query(location: str, sql: str) -> FlagQuery:
         query: FlagQuery = _PostgresFlag(location, sql)
     else:
         query = _SqliteFlag(location, sql)
-    query.is_set("")
+    try:
+        query.is_set("")
+    except StateError:
+        query.close()
+        raise
     return query
 
 

@@ -5,6 +5,7 @@ Never waits for it without a limit, and never puts the URL's password into a mes
 
 from __future__ import annotations
 
+import re
 import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -46,8 +47,12 @@ class PostgresDatabase:
         self._depth = 0
         self._is_alone = False
         self._db: psycopg.Connection[Row] | None = None
-        if not read_only:
-            self._migrate()
+        try:
+            if not read_only:
+                self._migrate()
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         if self._db is not None:
@@ -78,10 +83,10 @@ class PostgresDatabase:
                 keepalives_interval=1,
                 keepalives_count=3,
             )
-            self._db.read_only = self._read_only
             for setting, value in (
                 ("statement_timeout", int(self._statement_s * 1000)),
                 ("idle_in_transaction_session_timeout", _IDLE_MS),
+                ("default_transaction_read_only", "on" if self._read_only else "off"),
             ):
                 self._db.execute(f"SET {setting} = {value}")
             # What is written survives a power cut, whatever the server's default is.
@@ -245,19 +250,23 @@ class PostgresDatabase:
 
 def _secrets_and_place(url: str) -> tuple[list[str], str]:
     """What no message may contain, and what may be shown instead of the URL."""
+    unreadable = StateError(
+        "the URL of the PostgreSQL database cannot be read",
+        hint="write postgresql://user:password@host:port/database, with %40 for @ and %2F for /",
+    )
     try:
-        given = conninfo_to_dict(url)
+        given = {name: str(value) for name, value in conninfo_to_dict(url).items() if value}
     except psycopg.Error:
         # Its text quotes what it could not read, and that may be a part of the password.
-        raise StateError(
-            "the URL of the PostgreSQL database cannot be read",
-            hint="write postgresql://user:password@host:port/database, with %40 for @ in the password",
-        ) from None
-    secrets = [str(given[name]) for name in ("password", "sslpassword") if given.get(name)]
+        raise unreadable from None
+    user, host, port, database = (given.get(name, "") for name in ("user", "host", "port", "dbname"))
+    # libpq takes a password with a / in it for a port and a database.
+    if "@" in host + database or not re.fullmatch(r"[\d,]*", port, re.ASCII):
+        raise unreadable
+    secrets = [given[name] for name in ("password", "sslpassword") if name in given]
     secrets += [urllib.parse.quote(secret, safe="") for secret in secrets]
-    user, host, port = (str(given.get(name) or "") for name in ("user", "host", "port"))
     place = f"{user}@{host}" if user else host
-    return secrets, f"postgresql://{place}{f':{port}' if port else ''}/{given.get('dbname') or ''}"
+    return secrets, f"postgresql://{place}{f':{port}' if port else ''}/{database}"
 
 
 def _fit(values: Iterable[Any]) -> tuple[Any, ...]:

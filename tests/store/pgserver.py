@@ -21,8 +21,8 @@ from pathlib import Path
 
 import psycopg
 
-PASSWORD = "pa:ss/w@rd-of-the-tests"
-PASSWORD_IN_URL = "pa%3Ass%2Fw%40rd-of-the-tests"
+PASSWORD = "Xq7:Zk9/Wm3@Vt5"
+PASSWORD_IN_URL = "Xq7%3AZk9%2FWm3%40Vt5"
 _START_S = 30.0
 _numbers = itertools.count(1)
 

@@ -13,97 +13,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from runs_kit import AT, make_event, make_run
 
-from supervisor.errors import StateError, UsageError
-from supervisor.events import Event, EventKind
-from supervisor.runs.reasons import StopReason
+from supervisor.errors import StateError
 from supervisor.store.flag_query import open_flag_query
-from supervisor.store.records import KillRecord, Run, RunState, Worker
 from supervisor.store.store import open_store
-from supervisor.store.tickets import TicketIsRunning
+from supervisor.store.tickets import Claim, Claimed, Nothing
 from supervisor.store.values import is_true
-
-AT = "2026-09-01T02:14:07.512Z"
-
-
-def make_run(number: int = 1, ticket: str = "T-1") -> Run:
-    return Run(
-        run_id=f"R{number:04}",
-        ticket=ticket,
-        profile="offline",
-        profile_digest="d",
-        command=["a", "b c"],
-        worktree="/w",
-        host="h",
-        boot_id="b",
-        worker_id="W",
-        state=RunState.CREATED,
-        created_at=AT,
-    )
-
-
-def make_event(run: Run, kind: EventKind = EventKind.RUN_CREATED) -> Event:
-    return Event(at=AT, run_id=run.run_id, ticket=run.ticket, kind=kind, detail={"x": [1, "ü", None]})
-
-
-def ended(run: Run) -> Run:
-    return msgspec.structs.replace(
-        run,
-        state=RunState.ENDED,
-        reason=StopReason.KILLED,
-        ended_at=AT,
-        kill=KillRecord(elapsed_ms=1.5, survivors=0, stage="kill", processes=3),
-        attestation={"armed": ["x"], "facts": {"deep": [1]}},
-        totals={"seconds": 1.25},
-        cgroups=["/a"],
-    )
-
-
-def test_a_run_is_read_back_as_it_was_written(tmp_path: Path) -> None:
-    store = open_store(str(tmp_path / "db"))
-    run = make_run()
-    store.create_run(run, make_event(run))
-    assert store.run("R0001") == run == store.latest_run("T-1")
-    assert store.live_runs() == [run]
-    closed = ended(run)
-    store.update_run(closed, make_event(run, EventKind.RUN_ENDED))
-    assert store.run("R0001") == closed
-    assert store.live_runs() == []
-    assert [event.kind for _, event in store.events("R0001")] == ["run_created", "run_ended"]
-    assert store.events("R0001")[0][1] == make_event(run)
-    ticket = store.ticket("T-1")
-    assert ticket is not None
-    assert (ticket.state, ticket.stop_reason, ticket.attempts) == ("ended", "killed", 1)
-    store.close()
-
-
-def test_two_live_runs_of_a_ticket_are_refused_and_leave_no_trace(tmp_path: Path) -> None:
-    store = open_store(str(tmp_path / "db"))
-    store.create_run(make_run(1), make_event(make_run(1)))
-    with pytest.raises(TicketIsRunning) as caught:
-        store.create_run(make_run(2), make_event(make_run(2)))
-    assert isinstance(caught.value, UsageError) and "T-1" in caught.value.message
-    assert store.run("R0002") is None and store.events("R0002") == []
-    ticket = store.ticket("T-1")
-    assert ticket is not None and ticket.attempts == 1
-    store.create_run(make_run(3, "T-2"), make_event(make_run(3, "T-2")))
-    store.close()
-
-
-def test_an_ended_run_stays_ended(tmp_path: Path) -> None:
-    store = open_store(str(tmp_path / "db"))
-    run = make_run()
-    store.create_run(run, make_event(run))
-    store.update_run(ended(run), make_event(run, EventKind.RUN_ENDED))
-    late = msgspec.structs.replace(run, state=RunState.STOPPING, reason_by="operator")
-    store.update_run(late, make_event(run, EventKind.STOP_REQUESTED))
-    assert store.run("R0001") == ended(run)
-    assert len(store.events("R0001")) == 2
-    applied = msgspec.structs.replace(ended(run), applied="applied")
-    store.update_run(applied, make_event(run, EventKind.WORKTREE_APPLIED))
-    assert store.run("R0001") == applied
-    store.close()
-
 
 PROBE = (
     "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute('SELECT count(*) FROM runs'); c.close()"
@@ -221,19 +137,6 @@ def test_flags_are_those_of_the_tickets_asked_for(tmp_path: Path) -> None:
     store.close()
 
 
-def test_settings_and_workers(tmp_path: Path) -> None:
-    store = open_store(str(tmp_path / "db"))
-    store.set_setting("paused", "true")
-    store.set_setting("paused", "false")
-    assert store.settings() == {"paused": "false"}
-    worker = Worker(worker_id="W", host="h", boot_id="b", pid=1, kind="daemon", socket="/s", started_at=AT)
-    store.add_worker(worker)
-    assert store.workers() == [worker]
-    store.remove_worker("W")
-    assert store.workers() == []
-    store.close()
-
-
 def test_the_operators_query_reads_only_and_takes_the_key_as_a_value(tmp_path: Path) -> None:
     path = tmp_path / "own.db"
     connection = sqlite3.connect(path)
@@ -249,3 +152,17 @@ def test_the_operators_query_reads_only_and_takes_the_key_as_a_value(tmp_path: P
         open_flag_query(str(tmp_path / "none.db"), "SELECT 1")
     assert connection.execute("SELECT count(*) FROM q").fetchone() == (2,)
     connection.close()
+
+
+@pytest.mark.parametrize("value", ["yes", "stop", "TRUE", 1, 7])
+def test_a_flag_written_by_hand_in_any_words_keeps_a_ticket_from_being_claimed(
+    tmp_path: Path, value: object
+) -> None:
+    store = open_store(str(tmp_path / "db"))
+    store.tickets.add("T", project="", goal="", priority=0, at=AT)
+    claim = Claim(worker_id="W", run_id="R", now=AT, day="2026-09-01", lease_until=AT)
+    store._db.change("UPDATE tickets SET stop_requested = ?", (value,))
+    assert isinstance(store.tickets.claim(claim), Nothing)
+    store._db.change("UPDATE tickets SET stop_requested = ' No '")
+    assert isinstance(store.tickets.claim(claim), Claimed)
+    store.close()

@@ -1,0 +1,167 @@
+"""Owns that writes which wait together share one commit, and that each keeps its own outcome.
+May touch an empty database of each kind.
+Never asserts how long something took.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import Iterator
+from concurrent.futures import CancelledError, Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kit import ask, booking, call, check_sums, used
+
+from supervisor.errors import StateError
+from supervisor.limits.budget import Caps, Grant, Refusal
+from supervisor.store.recorder import Recorder
+from supervisor.store.store import Store, open_store
+
+
+@pytest.fixture
+def recorder(location: str) -> Iterator[Recorder]:
+    made = Recorder(location)
+    yield made
+    made.close()
+
+
+class Gate:
+    """Keeps the recorder busy with one write until it is opened."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._open = threading.Event()
+        inside = threading.Event()
+
+        def wait(_: Store) -> None:
+            inside.set()
+            self._open.wait()
+
+        self.waiting = recorder.write(wait)
+        inside.wait()
+
+    def open(self) -> None:
+        self._open.set()
+
+
+def depth(store: Store) -> int:
+    """How many transactions the caller is inside of."""
+    found: int = store._db._depth  # type: ignore[attr-defined]
+    return found
+
+
+def test_what_waited_together_is_one_transaction(recorder: Recorder, location: str) -> None:
+    gate = Gate(recorder)
+    seen: list[int] = []
+
+    def action(store: Store) -> None:
+        seen.append(depth(store))
+        store.set_setting(str(len(seen)), "1")
+
+    writes = [recorder.write(action) for _ in range(10)]
+    other = open_store(location)
+    found: list[int] = []
+    writes[0].add_done_callback(lambda _: found.append(len(other.settings())))
+    gate.open()
+    for write in writes:
+        write.result()
+    assert seen == [2] * 10
+    assert found == [10], "nobody is told before all of it is committed"
+    assert recorder.write(depth).result() == 0, "one alone needs no part"
+    other.close()
+
+
+def test_one_that_fails_does_not_undo_the_others(recorder: Recorder) -> None:
+    gate = Gate(recorder)
+
+    def fail(store: Store) -> None:
+        store.set_setting("half", "1")
+        raise RuntimeError("mine")
+
+    before = recorder.write(lambda store: store.set_setting("before", "1"))
+    failing: Future[Any] = recorder.write(fail)
+    kept = recorder.keep(fail)
+    after = recorder.write(lambda store: store.settings())
+    gate.open()
+    before.result()
+    for future in (failing, kept):
+        with pytest.raises(RuntimeError, match="mine"):
+            future.result()
+    assert after.result() == {"before": "1"}
+
+
+def test_a_database_error_of_one_is_its_own(recorder: Recorder) -> None:
+    gate = Gate(recorder)
+    before = recorder.write(lambda store: store.set_setting("before", "1"))
+    wrong = recorder.write(lambda store: store._db.rows("SELECT nothing FROM nowhere"))
+    after = recorder.write(lambda store: store.set_setting("after", "1"))
+    gate.open()
+    before.result()
+    after.result()
+    with pytest.raises(StateError):
+        wrong.result()
+    assert recorder.write(lambda store: store.settings()).result() == {"before": "1", "after": "1"}
+
+
+def test_one_that_was_cancelled_in_time_is_not_done(recorder: Recorder) -> None:
+    gate = Gate(recorder)
+    writes = [recorder.write(lambda store: store.set_setting("x", "1")) for _ in range(3)]
+    assert writes[1].cancel()
+    gate.open()
+    writes[2].result()
+    with pytest.raises(CancelledError):
+        writes[1].result()
+
+
+def test_the_last_cents_are_given_once_within_one_transaction(recorder: Recorder) -> None:
+    caps = Caps(global_day_nanos=100)
+    gate = Gate(recorder)
+    calls = [call(booking(f"R{number}", f"T{number}", f"P{number}")) for number in range(30)]
+    writes = [
+        recorder.write(lambda store, new=new: store.ledger.reserve(new, caps, ask(7)))  # type: ignore[misc]
+        for new in calls
+    ]
+    gate.open()
+    answers = [write.result() for write in writes]
+    assert [isinstance(answer, Grant) for answer in answers] == [True] * 14 + [False] * 16
+    assert {answer.left for answer in answers if isinstance(answer, Refusal)} == {2}
+    settled = recorder.write(lambda store: store.ledger.settle(calls[0].charge_id, used(7)))
+    assert settled.result() is not None
+    recorder.write(check_sums).result()
+
+
+def test_a_caller_in_the_loop_gets_the_result(recorder: Recorder) -> None:
+    async def look() -> dict[str, str]:
+        await recorder.call(lambda store: store.set_setting("a", "1"))
+        return await recorder.call(lambda store: store.settings())
+
+    assert asyncio.run(look()) == {"a": "1"}
+
+
+def test_when_nothing_can_be_written_only_what_is_kept_is_tried_again(tmp_path: Path) -> None:
+    path = str(tmp_path / "db")
+    recorder = Recorder(path)
+    recorder.write(lambda store: store.hurry(0.05)).result()
+    gate = Gate(recorder)
+    holder = sqlite3.connect(path, isolation_level=None)
+    holder.execute("BEGIN EXCLUSIVE")
+    first = recorder.write(lambda store: store.set_setting("once", "1"))
+    kept = [recorder.keep(lambda store, n=n: store.set_setting("n", str(n))) for n in range(3)]  # type: ignore[misc]
+    last = recorder.write(lambda store: store.set_setting("once too", "1"))
+    gate.open()
+    for future in (first, last):
+        with pytest.raises(StateError, match="locked"):
+            future.result()
+    assert "locked" in recorder.problem and not kept[0].done()
+    holder.execute("ROLLBACK")
+    holder.close()
+    for write in kept:
+        write.result()
+    assert recorder.problem == ""
+    recorder.close()
+    store = open_store(path)
+    assert store.settings() == {"n": "2"}
+    store.close()
