@@ -219,9 +219,11 @@ class Forwarder:
             body = await answer.whole(self._settings.answer_bytes)
             self._first_byte(attempt)
             attempt.reader.body(body)
-            # Handed over before the client has its answer: its next call is booked after this one.
+            sent = web.Response(status=response.status, headers=answer.headers(), body=answer.clean(body))
+            await client.send(sent)
+            # In the turn of the last write: the client's next call is read, and so booked, after it.
             self._finish(attempt)
-            return web.Response(status=response.status, headers=answer.headers(), body=answer.clean(body))
+            return sent
         finally:
             # Of an answer that was read to its end this is nothing; any other ends here.
             response.close()

@@ -6,19 +6,23 @@ Never forgets a reservation: what is not closed here stays held in the ledger, w
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Protocol, TypeVar, cast
 
 from supervisor.booking import BookingClock
+from supervisor.clock import rfc3339
 from supervisor.gateway.billing import Bill, Terms, bill
 from supervisor.gateway.calls import Api, ModelCall, Reported
 from supervisor.gateway.upstreams import Service
 from supervisor.identifiers import new_ulid
 from supervisor.limits.budget import Ask, Balances, Caps, Grant, Refusal
 from supervisor.limits.charges import Booking, NewCall, Settlement
+from supervisor.limits.day import Day
 from supervisor.limits.pricing import Price
 from supervisor.limits.usage import TokenUsage, UsageSource
 from supervisor.runs.reasons import StopReason
@@ -36,7 +40,7 @@ class Ledger(Protocol):
     """Where reservations are kept. Every method hands its work over before it returns its future.
 
     So what is handed over first is also booked first, whoever awaits it and when. Cancelling such a
-    future can take the work back, so it is only awaited behind a shield.
+    future takes nothing back.
     """
 
     def reserve(self, call: NewCall, caps: Caps, ask: Ask) -> asyncio.Future[Grant | Refusal]: ...
@@ -56,7 +60,7 @@ class RecorderLedger:
         self._recorder = recorder
 
     def reserve(self, call: NewCall, caps: Caps, ask: Ask) -> asyncio.Future[Grant | Refusal]:
-        return asyncio.wrap_future(self._recorder.write(lambda store: store.ledger.reserve(call, caps, ask)))
+        return _in_loop(self._recorder.write(lambda store: store.ledger.reserve(call, caps, ask)))
 
     def settle(self, charge_id: str, settlement: Settlement) -> asyncio.Future[Balances | None]:
         return self._keep(lambda store: store.ledger.settle(charge_id, settlement))
@@ -67,7 +71,30 @@ class RecorderLedger:
     def _keep(self, action: Callable[[Store], T]) -> asyncio.Future[T]:
         # The recorder's future carries what the action gave; its signature promises less.
         keep = cast("Callable[[Callable[[Store], T]], Future[T]]", self._recorder.keep)
-        return asyncio.wrap_future(keep(action))
+        return _in_loop(keep(action))
+
+
+def _in_loop(work: Future[T]) -> asyncio.Future[T]:
+    """The outcome in the running loop. Unlike wrap_future, being cancelled does not cancel the work."""
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[T] = loop.create_future()
+
+    def hand_over(_: Future[T]) -> None:
+        # A loop that is closed has nobody left who waits.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(settle)
+
+    def settle() -> None:
+        if outcome.cancelled():
+            return
+        error = work.exception()
+        if error is None:
+            outcome.set_result(work.result())
+        else:
+            outcome.set_exception(error)
+
+    work.add_done_callback(hand_over)
+    return outcome
 
 
 class Prices(Protocol):
@@ -165,8 +192,9 @@ class Books:
         self._booking = booking
         self._caps = caps
         self._owner = owner
-        self._lease_s = lease_s
-        self._open: dict[str, Hold] = {}
+        self._lease = timedelta(seconds=lease_s)
+        self._day = clock.day()
+        self._open: set[str] = set()
         self._closing: set[asyncio.Task[None]] = set()
         self._closed_count = 0
         self._changed = asyncio.Event()
@@ -190,9 +218,9 @@ class Books:
             hold = Hold(new_ulid(), _no_terms(model, ask), call.api, service.name, service.provider, began_s)
             answer = await self._ask(hold, ask)
             if isinstance(answer, Grant):
+                self._open.add(hold.charge_id)
                 hold.terms = Terms(ask, answer, model, partial(self._prices.find, service.provider))
                 return hold
-            self._drop(hold)
             if answer.reason not in _OF_BALANCES:
                 return answer
             if self._closed_count == seen:
@@ -203,27 +231,34 @@ class Books:
                 return answer
 
     async def _ask(self, hold: Hold, ask: Ask) -> Grant | Refusal:
+        instant = self._clock.read().instant
         new = NewCall(
             charge_id=hold.charge_id,
             booking=self._booking,
             provider=hold.provider,
             model=hold.terms.model,
-            day=self._clock.day().name,
-            at=self._clock.now(),
-            lease_until=self._clock.later(self._lease_s),
+            day=self._day_at(instant).name,
+            at=rfc3339(instant),
+            lease_until=rfc3339(instant + self._lease),
         )
-        self._open[hold.charge_id] = hold
         try:
-            return await asyncio.shield(self._ledger.reserve(new, self._caps, ask))
+            return await self._ledger.reserve(new, self._caps, ask)
         except BaseException:
             # Cancelled, or the answer of the database was lost: nothing was sent, and there may be a
             # reservation. The release is handed over after it, so it finds it.
             self._finish(hold, None, model="", status=0, outcome="not sent")
             raise
 
-    def _drop(self, hold: Hold) -> None:
-        self._open.pop(hold.charge_id, None)
-        self._changed.set()
+    def _day_at(self, instant: datetime) -> Day:
+        """The day is computed once a day."""
+        if not self._day.start <= instant < self._day.end:
+            self._day = self._clock.day()
+        return self._day
+
+    def day_left_s(self) -> float:
+        """Until the day's caps are fresh again."""
+        instant = self._clock.read().instant
+        return (self._day_at(instant).end - instant).total_seconds()
 
     def close(self, hold: Hold, reported: Reported, *, status: int, outcome: str) -> asyncio.Task[None]:
         """Settle a call that was sent, at once; the task it gives says when that is booked.
@@ -270,14 +305,15 @@ class Books:
         outcome: str,
     ) -> None:
         try:
-            answer = await asyncio.shield(booked)
+            answer = await booked
         except Exception as error:
             # It stays held in the ledger, and whoever finds it there charges the hold.
             self._problem("not_booked", f"the charge could not be booked: {error}", hold)
             return
         finally:
+            self._open.discard(hold.charge_id)
             self._closed_count += 1
-            self._drop(hold)
+            self._changed.set()
         balances = answer if isinstance(answer, Balances) else None
         for code, message in charged.problems if charged else ():
             self._problem(code, message, hold)

@@ -84,6 +84,16 @@ class Client:
         assert self._response is not None
         return self._response
 
+    async def send(self, response: web.Response) -> web.StreamResponse:
+        """A whole answer at once."""
+        self._response = response
+        try:
+            await response.prepare(self._request)
+            await response.write_eof()
+        except ConnectionError:
+            self._lost()
+        return response
+
     async def begin(self, status: int, headers: CIMultiDict[str]) -> None:
         self._response = web.StreamResponse(status=status, headers=headers)
         try:
@@ -190,16 +200,19 @@ class Answer:
 
     async def _pass_on(self, events: list[SseEvent], client: Client, on_usage: Callable[[], None]) -> None:
         shown = []
+        usage_came = False
         for raw, data in events:
             if data is not None:
                 visible = self._reader.event(data)
-                if _USAGE in data:
-                    on_usage()
+                usage_came = usage_came or _USAGE in data
                 if not visible:
                     continue
             shown.append(self.clean(raw))
         if shown:
             await client.write(shown[0] if len(shown) == 1 else b"".join(shown))
+        if usage_came:
+            # After the write, which settling would delay; a next request is only read in a later turn.
+            on_usage()
 
     def clean(self, data: bytes) -> bytes:
         """The same without the upstream's key, in whichever form it is written."""

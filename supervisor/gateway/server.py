@@ -62,7 +62,6 @@ class RunGateway:
         """lines: of allowed.upstreams, from Connections.lines. caps: of this run, the smaller of each two."""
         self._listener = _as_socket(listener)
         self._allowed = allowed
-        self._clock = clock
         self._owner = owner
         self._settings = settings or GatewaySettings()
         self._books = Books(ledger, clock, prices, booking, caps, owner, self._settings.lease_s)
@@ -70,6 +69,7 @@ class RunGateway:
         self._pace = Pace(self._settings.refusals, self._settings.refusals_within_s, self._settings.slow_s)
         self._stopped = ""
         self._walks: set[asyncio.Task[object]] = set()
+        self._serving: set[asyncio.Task[None]] = set()
         self._calls = 0
         self._body_bytes = 0
         self._web: web.Server | None = None
@@ -123,6 +123,11 @@ class RunGateway:
         self._end_listener()
         if self._walks:
             await asyncio.wait(self._walks)
+        # One whose client has gone may still read what was left of a refused request.
+        for task in list(self._serving):
+            task.cancel()
+        if self._serving:
+            await asyncio.wait(self._serving)
         if self._web is not None:
             self._web.pre_shutdown()
             await self._web.shutdown(_CLOSE_PATIENCE_S)
@@ -153,6 +158,8 @@ class RunGateway:
         assert walk is not None
         self._walks.add(walk)
         walk.add_done_callback(self._walks.discard)
+        self._serving.add(request.task)
+        request.task.add_done_callback(self._serving.discard)
         api = api_of(request.raw_path, request.headers)
         try:
             return await self._answer(request)
@@ -234,8 +241,7 @@ class RunGateway:
             self._owner.on_refusal(refusal)
             if refusal.reason is not None:
                 self._owner.on_limit(refusal)
-        day_left_s = (self._clock.day().end - self._clock.read().instant).total_seconds()
-        return await self._refuse(request, limit_answer(api, refusal, day_left_s))
+        return await self._refuse(request, limit_answer(api, refusal, self._books.day_left_s()))
 
     async def _refuse(self, request: web.BaseRequest, answer: Answer) -> web.StreamResponse:
         delay_s = self._pace.delay_s(asyncio.get_running_loop().time())
