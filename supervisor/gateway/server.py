@@ -72,7 +72,7 @@ class RunGateway:
         self._serving: set[asyncio.Task[None]] = set()
         self._calls = 0
         self._body_bytes = 0
-        self._web: web.Server | None = None
+        self._web: _Web | None = None
         self._server: asyncio.Server | None = None
 
     async def __aenter__(self) -> RunGateway:
@@ -84,9 +84,8 @@ class RunGateway:
 
     async def start(self) -> None:
         """Begin to answer. Connections that were made before wait in the listener's queue."""
-        self._web = web.Server(
+        self._web = _Web(
             self._handle,
-            request_factory=None,
             keepalive_timeout=self._settings.keep_alive_s,
             lingering_time=_LINGER_S,
             logger=_SILENT,
@@ -149,8 +148,9 @@ class RunGateway:
     def _connected(self) -> asyncio.Protocol:
         """The protocol of a new connection; one too many is closed at once."""
         assert self._web is not None
-        if len(self._web.connections) >= self._settings.connections:
+        if self._web.open >= self._settings.connections:
             return _OneTooMany()
+        self._web.open += 1
         return self._web()
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -253,6 +253,16 @@ class RunGateway:
             # What is left of the request is not read: the next one cannot be told from it.
             response.force_close()
         return response
+
+
+class _Web(web.Server):
+    """Knows how many connections there are from the moment they are accepted, not begun."""
+
+    open = 0
+
+    def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
+        self.open -= 1
+        super().connection_lost(handler, exc)
 
 
 class _OneTooMany(asyncio.Protocol):
