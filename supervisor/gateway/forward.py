@@ -17,7 +17,7 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from supervisor.errors import SupervisorError, UsageError
-from supervisor.gateway.calls import Api, CallRefused, ModelCall, UsageReader
+from supervisor.gateway.calls import Api, CallRefused, ModelCall, Reported, UsageReader
 from supervisor.gateway.connections import Line
 from supervisor.gateway.metering import Books, Hold, Owner, Prices, Problem
 from supervisor.gateway.relay import Answer, Client, Cut, Patience
@@ -212,7 +212,7 @@ class Forwarder:
             if answer.streams(attempt.call.stream):
                 await client.begin(response.status, answer.headers())
                 await answer.stream(
-                    client, lambda: self._first_byte(attempt), lambda: self._usage_seen(attempt)
+                    client, lambda: self._first_byte(attempt), lambda: self._end_seen(attempt)
                 )
                 self._finish(attempt)
                 return await client.end()
@@ -285,23 +285,26 @@ class Forwarder:
     def _first_byte(self, attempt: _Attempt) -> None:
         attempt.hold.first_byte_s = asyncio.get_running_loop().time()
 
-    def _usage_seen(self, attempt: _Attempt) -> None:
-        """Settle as soon as the answer says what it cost: its client may go on before the stream ends."""
+    def _end_seen(self, attempt: _Attempt) -> None:
+        """Settle as soon as the client has seen the end: it may go on before the stream is over."""
         reported = attempt.reader.reported()
-        if reported.complete and reported.usage is not None:
-            self._finish(attempt)
+        if attempt.handed_over is None and reported.complete and reported.usage is not None:
+            self._settle(attempt, reported)
 
     def _finish(self, attempt: _Attempt) -> None:
-        """The answer came to its end, or said that it did."""
+        """The answer came to its end."""
         reported = attempt.reader.reported()
-        total = reported.usage.total if reported.usage else 0
-        if attempt.handed_over is not None:
-            if total > attempt.settled_total:
-                what = f"{total - attempt.settled_total} tokens were reported after the end of the answer"
-                self._owner.on_problem(Problem("late_usage", what, attempt.hold.charge_id))
+        if attempt.handed_over is None:
+            self._settle(attempt, reported)
             return
+        more = (reported.usage.total if reported.usage else 0) - attempt.settled_total
+        if more > 0:
+            what = f"{more} tokens were reported after the end of the answer"
+            self._owner.on_problem(Problem("late_usage", what, attempt.hold.charge_id))
+
+    def _settle(self, attempt: _Attempt, reported: Reported) -> None:
         outcome = "ok" if reported.complete else "cut: the stream ended early"
-        attempt.settled_total = total
+        attempt.settled_total = reported.usage.total if reported.usage else 0
         attempt.handed_over = self._books.close(
             attempt.hold, reported, status=attempt.status, outcome=outcome
         )
@@ -309,7 +312,11 @@ class Forwarder:
             self._memory.learn(attempt.call, reported.usage.total_input)
 
     def _cut(self, attempt: _Attempt, outcome: str) -> None:
-        self._books.close(attempt.hold, attempt.reader.reported(), status=attempt.status, outcome=outcome)
+        """It was ended, by whomever; one that had said all that it cost is as good as whole."""
+        reported = attempt.reader.reported()
+        if reported.complete and reported.usage is not None:
+            outcome = "ok"
+        self._books.close(attempt.hold, reported, status=attempt.status, outcome=outcome)
 
 
 def _sent_on(asked: Mapping[str, str], service: Service, key: str) -> CIMultiDict[str]:

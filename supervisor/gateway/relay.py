@@ -26,7 +26,8 @@ _DROPPED = frozenset(
     # Whose account it is concerns nobody in the box.
     "openai-organization openai-project anthropic-organization-id".split()
 )
-_USAGE = b'"usage'
+_ENDS = (b'"message_stop"', b'"response.completed"', b'"response.incomplete"', b'"response.failed"')
+"""In an event after which a client does not wait for more; inside a text the quotes would be escaped."""
 
 
 class Cut(Exception):
@@ -109,7 +110,7 @@ class Client:
             self._lost()
             return
         try:
-            if transport.get_write_buffer_size() < _UNWATCHED_BYTES:
+            if transport.get_write_buffer_size() + len(data) < _UNWATCHED_BYTES:
                 await response.write(data)
             else:
                 self._patience.pause()
@@ -182,8 +183,8 @@ class Answer:
                 raise Cut(f"an answer of more than {limit} bytes")
         return bytes(body)
 
-    async def stream(self, client: Client, on_byte: Callable[[], None], on_usage: Callable[[], None]) -> None:
-        """To the end. on_byte: at the first. on_usage: the reader has seen usage that may be the last.
+    async def stream(self, client: Client, on_byte: Callable[[], None], on_end: Callable[[], None]) -> None:
+        """To the end. on_byte: at the first. on_end: the client has seen what looks like it.
 
         Raises Cut, and EventTooLong.
         """
@@ -195,24 +196,24 @@ class Answer:
                 on_byte()
             events = splitter.feed(chunk)
             if events:
-                await self._pass_on(events, client, on_usage)
-        await self._pass_on(splitter.close(), client, on_usage)
+                await self._pass_on(events, client, on_end)
+        await self._pass_on(splitter.close(), client, on_end)
 
-    async def _pass_on(self, events: list[SseEvent], client: Client, on_usage: Callable[[], None]) -> None:
+    async def _pass_on(self, events: list[SseEvent], client: Client, on_end: Callable[[], None]) -> None:
         shown = []
-        usage_came = False
+        ended = False
         for raw, data in events:
             if data is not None:
                 visible = self._reader.event(data)
-                usage_came = usage_came or _USAGE in data
+                ended = ended or data == b"[DONE]" or any(end in data for end in _ENDS)
                 if not visible:
                     continue
             shown.append(self.clean(raw))
         if shown:
             await client.write(shown[0] if len(shown) == 1 else b"".join(shown))
-        if usage_came:
+        if ended:
             # After the write, which settling would delay; a next request is only read in a later turn.
-            on_usage()
+            on_end()
 
     def clean(self, data: bytes) -> bytes:
         """The same without the upstream's key, in whichever form it is written."""

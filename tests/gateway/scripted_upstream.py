@@ -130,7 +130,7 @@ class ScriptedUpstream:
         try:
             while (asked := await _read(reader)) is not None:
                 self.asked.append(asked)
-                if not await _write(writer, self.script(asked)):
+                if not await self._write(reader, writer, self.script(asked)):
                     break
         except (ConnectionError, asyncio.IncompleteReadError):
             self.hung_up.set()
@@ -138,6 +138,59 @@ class ScriptedUpstream:
             return
         finally:
             writer.close()
+
+    async def _write(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, reply: Reply) -> bool:
+        """True when the connection can be used again."""
+        for piece in reply.before:
+            if not await self._one(reader, writer, piece, chunked=False):
+                return False
+        headers = dict(reply.headers)
+        if reply.framing == "chunked":
+            headers["Transfer-Encoding"] = "chunked"
+        elif reply.framing == "length":
+            headers["Content-Length"] = str(
+                sum(len(piece) for piece in reply.pieces if isinstance(piece, bytes))
+            )
+        else:
+            headers["Connection"] = "close"
+        lines = [
+            f"HTTP/1.1 {reply.status} Scripted",
+            *(f"{name}: {value}" for name, value in headers.items()),
+        ]
+        writer.write("\r\n".join([*lines, "", ""]).encode("latin-1"))
+        for piece in reply.pieces:
+            if not await self._one(reader, writer, piece, chunked=reply.framing == "chunked"):
+                return False
+        if reply.framing == "chunked":
+            writer.write(b"0\r\n\r\n")
+        await writer.drain()
+        return reply.framing != "close"
+
+    async def _one(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, piece: Piece, *, chunked: bool
+    ) -> bool:
+        if isinstance(piece, bytes):
+            writer.write(b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece)
+            await writer.drain()
+            # Pieces that are to arrive apart must not be joined on the way.
+            await asyncio.sleep(0)
+        elif isinstance(piece, Pause):
+            await asyncio.sleep(piece.seconds)
+        elif isinstance(piece, Until):
+            await piece.event.wait()
+        elif piece is Act.HANG:
+            # Until the other side has had enough.
+            await reader.read()
+            self.hung_up.set()
+            return False
+        else:
+            if piece is Act.RESET:
+                # SO_LINGER with 0 seconds makes close() send RST (socket(7)).
+                raw = writer.get_extra_info("socket")
+                raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                writer.transport.abort()
+            return False
+        return True
 
 
 @asynccontextmanager
@@ -160,51 +213,6 @@ async def _read(reader: asyncio.StreamReader) -> Asked | None:
     headers = tuple((name, value.strip()) for name, _, value in (one.partition(":") for one in lines))
     sizes = [int(value) for name, value in headers if name.lower() == "content-length"]
     return Asked(method, target, headers, await reader.readexactly(sizes[0]) if sizes else b"")
-
-
-async def _write(writer: asyncio.StreamWriter, reply: Reply) -> bool:
-    """True when the connection can be used again."""
-    for piece in reply.before:
-        if not await _one(writer, piece, chunked=False):
-            return False
-    headers = dict(reply.headers)
-    if reply.framing == "chunked":
-        headers["Transfer-Encoding"] = "chunked"
-    elif reply.framing == "length":
-        headers["Content-Length"] = str(sum(len(piece) for piece in reply.pieces if isinstance(piece, bytes)))
-    else:
-        headers["Connection"] = "close"
-    lines = [f"HTTP/1.1 {reply.status} Scripted", *(f"{name}: {value}" for name, value in headers.items())]
-    writer.write("\r\n".join([*lines, "", ""]).encode("latin-1"))
-    for piece in reply.pieces:
-        if not await _one(writer, piece, chunked=reply.framing == "chunked"):
-            return False
-    if reply.framing == "chunked":
-        writer.write(b"0\r\n\r\n")
-    await writer.drain()
-    return reply.framing != "close"
-
-
-async def _one(writer: asyncio.StreamWriter, piece: Piece, *, chunked: bool) -> bool:
-    if isinstance(piece, bytes):
-        writer.write(b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece)
-        await writer.drain()
-        # Pieces that are to arrive apart must not be joined on the way.
-        await asyncio.sleep(0)
-    elif isinstance(piece, Pause):
-        await asyncio.sleep(piece.seconds)
-    elif isinstance(piece, Until):
-        await piece.event.wait()
-    elif piece is Act.HANG:
-        await asyncio.Event().wait()
-    else:
-        if piece is Act.RESET:
-            # SO_LINGER with 0 seconds makes close() send RST (socket(7)).
-            raw = writer.get_extra_info("socket")
-            raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            writer.transport.abort()
-        return False
-    return True
 
 
 # ---------------------------------------------------------------- answers as the vendors give them

@@ -297,12 +297,8 @@ async def test_calls_and_connections_are_bounded(tmp_path: Path) -> None:
         assert (third.status, third.headers["retry-after"]) == (429, "1")
         pairs = [await asyncio.open_connection("127.0.0.1", s.port) for _ in range(6)]
         reads = [asyncio.create_task(reader.read()) for reader, _ in pairs]
-        closed = 0
-        for read in asyncio.as_completed(reads):
+        for _, read in zip(range(5), asyncio.as_completed(reads), strict=False):
             assert await read == b""
-            closed += 1
-            if closed == 5:
-                break
         assert sum(read.done() for read in reads) >= 5
         for read, (_, writer) in zip(reads, pairs, strict=True):
             read.cancel()
