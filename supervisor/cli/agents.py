@@ -5,6 +5,8 @@ Never changes anything: a profile's [agent] kind is what applies the settings.
 
 from __future__ import annotations
 
+import json
+
 import click
 from click.shell_completion import CompletionItem
 
@@ -22,13 +24,12 @@ extends = "coding"
 mode = "gateway"
 
 [gateway]
-upstreams = ["{upstream}"]
-models = ["{models}"]
+upstreams = {upstreams}
+models = {models}
 
 [agent]
 kind = "{name}"
 """
-_UPSTREAM = {"anthropic-messages": ("anthropic", "claude-*"), "gemini": ("gemini", "gemini-*")}
 
 
 def _complete(_: click.Context, __: click.Parameter, start: str) -> list[CompletionItem]:
@@ -66,7 +67,13 @@ def _as_data(kind: AgentKind) -> dict[str, object]:
         "environment": made.environment,
         "files": made.files,
         "note": kind.note,
+        "profile": _profile(kind),
     }
+
+
+def _profile(kind: AgentKind) -> str:
+    upstreams, models = (json.dumps(names) for names in (kind.upstreams, kind.models))
+    return _PROFILE.format(name=kind.name, upstreams=upstreams, models=models)
 
 
 def _print_one(kind: AgentKind) -> None:
@@ -82,7 +89,6 @@ def _print_one(kind: AgentKind) -> None:
         output.say(f"file      ~/{name}")
         for line in text.splitlines():
             output.say(output.dim(f"          {line}"))
-    upstream, models = _UPSTREAM.get(kind.speaks, ("openai", "gpt-*"))
     output.say("profile")
-    for line in _PROFILE.format(name=kind.name, upstream=upstream, models=models).splitlines():
+    for line in _profile(kind).splitlines():
         output.say(f"          {line}".rstrip())

@@ -33,7 +33,7 @@ _COMMANDS: dict[str, tuple[str, str, str]] = {
     "serve": ("supervisor.cli.serve", "serve", "Be the daemon."),
     "agents": ("supervisor.cli.agents", "agents", "How known agent programs are pointed at the gateway."),
     "doctor": ("supervisor.cli.doctor", "doctor", "Make a real box and show what is armed on this host."),
-    "profile": ("supervisor.cli.profile", "profile", "Look at profiles: list, explain."),
+    "profile": ("supervisor.cli.profile", "profile", "Look at profiles: list, explain, lint, diff, score."),
     "completion": ("supervisor.cli.completion", "completion", "Print the completion script for a shell."),
 }
 

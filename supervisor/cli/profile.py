@@ -11,6 +11,7 @@ import msgspec
 from sandbox.client import Capabilities
 from supervisor.cli import output
 from supervisor.cli.access import complete_profile
+from supervisor.cli.lazy import LazyCommands
 from supervisor.cli.look import json_option
 from supervisor.limits.money import show_usd
 from supervisor.profile.load import load, shipped
@@ -18,9 +19,9 @@ from supervisor.profile.schema import Profile
 from supervisor.runs import boxing
 
 
-@click.group()
+@click.group(cls=LazyCommands)
 def profile() -> None:
-    """Look at profiles: what they are, what they allow, and the exact steps that make their box."""
+    """Look at profiles: what they allow, what is wrong with them, what changed, what is proved."""
 
 
 @profile.command("list")

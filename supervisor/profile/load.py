@@ -20,7 +20,10 @@ import msgspec
 from sandbox.spec import CONTROL_GROUPS, Control
 from supervisor.agents import KINDS, nearest
 from supervisor.errors import ProfileError
+from supervisor.profile.positions import KeyPath, Position, positions_of
 from supervisor.profile.schema import ADDING, UNITS, Profile
+
+Origins = Mapping[KeyPath, tuple[Position, ...]]
 
 _MAX_DEPTH = 8
 _MAX_BYTES = 1 << 20
@@ -31,11 +34,23 @@ _FORBIDDEN_READS = ("/", "/proc", "/sys", "/dev", "/run", "/etc", "/root", "/hom
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A profile, the files it came from (its own first), and a digest of what it says."""
+    """A profile, the files it came from (its own first), and a digest of what it says.
+
+    origins: where each key is written, in the order of sources; a list that adds up has several.
+    """
 
     profile: Profile
     sources: tuple[str, ...]
     digest: str
+    origins: Mapping[KeyPath, tuple[Position, ...]]
+
+    def where(self, *path: str) -> Position:
+        """Where that key, or the nearest table above it, is written; else the profile's own first line."""
+        for length in range(len(path), 0, -1):
+            found = self.origins.get(path[:length])
+            if found:
+                return found[0]
+        return Position(self.sources[0], 1)
 
 
 def shipped() -> dict[str, Path]:
@@ -55,11 +70,33 @@ def load(reference: str, limits: Mapping[str, str] | None = None) -> Loaded:
     merged = _read_with_parents(_locate(reference, None), sources, 0)
     if limits:
         merged["limits"] = {**merged.get("limits", {}), **{k: _value(k, v) for k, v in limits.items()}}
-    text = {path: Path(path).read_text(encoding="utf-8", errors="replace") for path in sources}
-    profile = _convert(merged, sources, text)
-    _check(profile, sources, text)
+    return _loaded(merged, {path: Path(path).read_text(encoding="utf-8") for path in sources})
+
+
+def load_text(name: str, text: str, beside: Path) -> Loaded:
+    """A profile that is no file here, like one of a git revision; what it extends is looked for beside it.
+
+    Raises ProfileError with name and line.
+    """
+    sources: list[str] = []
+    own = _parse(text.encode(), name)
+    parent = own.pop("extends", None)
+    if parent is not None:
+        own = _merge(_read_with_parents(_locate(str(parent), beside), sources, 1), own)
+    texts = {path: Path(path).read_text(encoding="utf-8") for path in sources}
+    return _loaded(own, {name: text, **texts})
+
+
+def _loaded(merged: dict[str, Any], texts: dict[str, str]) -> Loaded:
+    origins: dict[KeyPath, tuple[Position, ...]] = {}
+    for file, text in texts.items():
+        for path, position in positions_of(file, text).items():
+            origins[path] = (*origins.get(path, ()), position)
+    sources = list(texts)
+    profile = _convert(merged, sources, origins)
+    _check(profile, sources, origins)
     digest = hashlib.sha256(msgspec.json.encode(profile, order="sorted")).hexdigest()
-    return Loaded(profile, tuple(sources), digest)
+    return Loaded(profile, tuple(sources), digest, origins)
 
 
 def _value(key: str, text: str) -> object:
@@ -110,12 +147,16 @@ def _read(path: Path) -> dict[str, Any]:
         raw = path.read_bytes()
     except OSError as error:
         raise ProfileError(f"cannot be read: {error.strerror}", where=str(path)) from None
+    return _parse(raw, str(path))
+
+
+def _parse(raw: bytes, name: str) -> dict[str, Any]:
     if len(raw) > _MAX_BYTES:
-        raise ProfileError("is larger than 1 MiB; that is no profile", where=str(path))
+        raise ProfileError("is larger than 1 MiB; that is no profile", where=name)
     try:
         return tomllib.loads(raw.decode("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ProfileError(f"is not TOML: {error}", where=str(path)) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ProfileError(f"is not TOML: {error}", where=name) from None
 
 
 def _merge(parent: dict[str, Any], own: dict[str, Any], table: str = "") -> dict[str, Any]:
@@ -124,6 +165,8 @@ def _merge(parent: dict[str, Any], own: dict[str, Any], table: str = "") -> dict
         before = merged.get(key)
         if isinstance(before, dict) and isinstance(value, dict):
             merged[key] = _merge(before, value, key)
+        elif (table, key) == ("", "waive") and isinstance(before, list) and isinstance(value, list):
+            merged[key] = [*value, *before]
         elif (table, key) in ADDING and isinstance(before, list) and isinstance(value, list):
             merged[key] = list(dict.fromkeys([*before, *value]))
         else:
@@ -131,21 +174,21 @@ def _merge(parent: dict[str, Any], own: dict[str, Any], table: str = "") -> dict
     return merged
 
 
-def _convert(merged: dict[str, Any], sources: list[str], text: dict[str, str]) -> Profile:
+def _convert(merged: dict[str, Any], sources: list[str], origins: Origins) -> Profile:
     for (table, key), parse in UNITS.items():
         values = merged.get(table)
         if isinstance(values, dict) and key in values:
             try:
                 values[key] = parse(values[key])
             except ValueError as error:
-                raise ProfileError(f"{table}.{key}: {error}", where=_where(key, sources, text)) from None
+                raise ProfileError(f"{table}.{key}: {error}", where=_where(key, sources, origins)) from None
     try:
         return msgspec.convert(merged, Profile)
     except msgspec.ValidationError as error:
-        raise _explain(str(error), sources, text) from None
+        raise _explain(str(error), sources, origins) from None
 
 
-def _explain(message: str, sources: list[str], text: dict[str, str]) -> ProfileError:
+def _explain(message: str, sources: list[str], origins: Origins) -> ProfileError:
     """msgspec says `Object contains unknown field `x` - at `$.limits``: add the place and a guess."""
     place = re.search(r"at `\$\.?(.*)`", message)
     table = place[1] if place else ""
@@ -156,7 +199,7 @@ def _explain(message: str, sources: list[str], text: dict[str, str]) -> ProfileE
         name = f"{table}.{unknown[1]}" if table else unknown[1]
         return ProfileError(
             f"unknown key {name}",
-            where=_where(unknown[1], sources, text),
+            where=_where(unknown[1], sources, origins),
             hint=f"did you mean {near[0]}?" if near else f"known here: {', '.join(known)}",
         )
     missing = re.search(r"missing required field `(.+?)`", message)
@@ -165,7 +208,7 @@ def _explain(message: str, sources: list[str], text: dict[str, str]) -> ProfileE
         return ProfileError(f"{name} is missing", where=sources[0], hint='say it, or write extends = "base"')
     return ProfileError(
         f"{table or 'profile'}: {message.split(' - at')[0]}",
-        where=_where(table.split(".")[-1], sources, text),
+        where=_where(table.split(".")[-1], sources, origins),
     )
 
 
@@ -179,19 +222,17 @@ def _known_keys(table: str) -> list[str]:
         return []
 
 
-def _where(key: str, sources: list[str], text: dict[str, str]) -> str:
+def _where(key: str, sources: list[str], origins: Origins) -> str:
     """file:line of the first place that writes the key; the profile's own file wins."""
-    pattern = re.compile(rf"^\s*\[?\"?{re.escape(key)}\"?\s*[=\].]", re.MULTILINE)
-    for source in sources:
-        found = pattern.search(text[source])
-        if found:
-            return f"{source}:{text[source].count(chr(10), 0, found.start() + 1) + 1}"
-    return sources[0]
+    order = {source: number for number, source in enumerate(sources)}
+    places = [position for path, found in origins.items() if key in path[-2:] for position in found]
+    best = min(places, key=lambda place: (order[place.file], place.line), default=None)
+    return str(best) if best is not None else sources[0]
 
 
-def _check(profile: Profile, sources: list[str], text: dict[str, str]) -> None:
+def _check(profile: Profile, sources: list[str], origins: Origins) -> None:
     def refuse(key: str, message: str, hint: str = "") -> None:
-        raise ProfileError(message, where=_where(key, sources, text), hint=hint)
+        raise ProfileError(message, where=_where(key, sources, origins), hint=hint)
 
     known = {str(control) for control in Control} | set(CONTROL_GROUPS)
     for name in profile.require:

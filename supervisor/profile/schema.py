@@ -106,6 +106,18 @@ class Log(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     folder_bytes: int = msgspec.field(name="folder_size", default=64 << 20)
 
 
+class Waiver(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """[[waive]]: a finding of `profile lint` that somebody accepts. until: a date, YYYY-MM-DD.
+
+    key: only where the rule speaks of this key ("files.read"); every place when left out.
+    """
+
+    rule: str
+    reason: str
+    until: str = ""
+    key: str = ""
+
+
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A whole profile after `extends` was resolved. digest is the SHA-256 of its effective form."""
 
@@ -121,6 +133,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     agent: Agent = Agent()
     env: Env = msgspec.field(default_factory=Env)
     log: Log = msgspec.field(default_factory=Log)
+    waive: list[Waiver] = []
 
 
 UNITS: dict[tuple[str, str], Callable[[object], Any]] = {

@@ -1,0 +1,30 @@
+"""Owns the commands of `profile` that live in modules of their own, imported when they are used.
+May touch nothing but the command line.
+Never makes `profile list` wait for what only `profile lint` needs.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import click
+
+_ELSEWHERE: dict[str, tuple[str, str]] = {
+    "lint": ("supervisor.cli.profile_audit", "lint"),
+    "diff": ("supervisor.cli.profile_audit", "diff"),
+    "score": ("supervisor.cli.profile_audit", "score"),
+}
+
+
+class LazyCommands(click.Group):
+    """A group whose further commands are named here."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), *_ELSEWHERE])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in _ELSEWHERE:
+            module, attribute = _ELSEWHERE[cmd_name]
+            command: click.Command = getattr(import_module(module), attribute)
+            return command
+        return super().get_command(ctx, cmd_name)
