@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import subprocess
 import time
 from collections.abc import Callable
@@ -16,6 +17,8 @@ from supervisor.gateway.upstreams import Service
 from supervisor.logs.redact import MIN_SECRET_LENGTH, KnownSecrets
 
 _MOST_BYTES = 1 << 14
+_KEY = re.compile(r"[!#-\[\]-~]+")
+"""Visible ASCII without quote and backslash: one header, and the same however often JSON wraps it."""
 _PATIENCE_S = 10.0
 _FRESH_S = 300.0
 
@@ -99,8 +102,7 @@ def _fetch(name: str, source: str) -> str:
         raise UsageError(
             f"{name} cannot be fetched from its {kind}: {reason}", hint=f"check {name} in the configuration"
         ) from None
-    # Anything else in a header would be another header.
-    if not MIN_SECRET_LENGTH <= len(value) <= _MOST_BYTES or not value.isprintable():
+    if not MIN_SECRET_LENGTH <= len(value) <= _MOST_BYTES or not _KEY.fullmatch(value):
         raise UsageError(f"{name} is empty, too short, too long, or holds what no key holds")
     return value
 

@@ -30,7 +30,7 @@ from supervisor.limits.pricing import Price, Rates
 from supervisor.store.recorder import Recorder
 from supervisor.store.store import open_store
 
-KEY = 'sk-test-Zm9vYmFy+/quux"0123456789'
+KEY = "sk-test-Zm9vYmFy+/quux=0123456789"
 MODEL = "model-a"
 BOOKING = Booking(run_id="run-1", ticket="T-1", project="p", worker_id="w-1")
 USD = 1_000_000_000

@@ -5,10 +5,11 @@ Never accepts a charge that differs from what the upstream said.
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import pytest
-from gateway_stand import APIS, KEY, MODEL, stand
+from gateway_stand import APIS, KEY, MODEL, request_of, stand
 from scripted_upstream import Asked, Reply, Tokens, events, good, stream, zipped
 
 from supervisor.limits.charges import ChargeState
@@ -39,8 +40,6 @@ async def test_a_call_is_passed_on_and_charged(tmp_path: Path, api: str, streame
 
 
 def _target(api: str, streamed: bool) -> tuple[str, tuple[tuple[str, str], ...], bytes]:
-    from gateway_stand import request_of
-
     target, body = request_of(api, stream=streamed)
     return target, (), body
 
@@ -139,8 +138,6 @@ async def test_calls_share_connections_and_answers_name_no_cookie(tmp_path: Path
 
     async with stand(tmp_path, script) as s, s.talk() as talk:
         for _ in range(3):
-            from gateway_stand import request_of
-
             talk.request("POST", *request_of("anthropic-messages"))
             answered = await talk.answer()
         assert s.upstream.connections == 1
@@ -157,10 +154,6 @@ async def test_a_body_of_many_megabytes_goes_through(tmp_path: Path) -> None:
 
 
 async def test_a_compressed_request_is_read(tmp_path: Path) -> None:
-    import gzip
-
-    from gateway_stand import request_of
-
     target, body = request_of("openai-responses")
     async with stand(tmp_path) as s:
         answered = await s.send("POST", target, gzip.compress(body), {"Content-Encoding": "gzip"})

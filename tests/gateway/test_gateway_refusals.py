@@ -6,6 +6,7 @@ Never accepts that a refused request reached the upstream.
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import socket
 from pathlib import Path
@@ -16,7 +17,7 @@ from scripted_upstream import Asked, Reply, Until, good, stream
 
 from supervisor.gateway.refusals import Pace
 from supervisor.gateway.settings import GatewaySettings
-from supervisor.limits.budget import Caps, Scope
+from supervisor.limits.budget import Caps
 from supervisor.runs.reasons import StopReason
 
 MONEY = 10_000  # nano-dollars: far below what the small request of these tests can cost
@@ -250,8 +251,6 @@ async def test_a_body_that_is_too_long(tmp_path: Path) -> None:
 
 
 async def test_a_body_that_is_long_only_when_it_is_unpacked(tmp_path: Path) -> None:
-    import gzip
-
     _, body = request_of("anthropic-messages", messages=[{"role": "user", "content": "x" * (4 << 20)}])
     packed = gzip.compress(body)
     async with stand(tmp_path, settings=GatewaySettings(body_bytes=1 << 20)) as s:
@@ -376,9 +375,3 @@ async def test_a_broken_body_is_a_400(tmp_path: Path) -> None:
             assert json.loads(answered.body)["error"]["type"] == "invalid_request_error"
         bad = await s.send("POST", "/v1/messages", b"not gzip", {"Content-Encoding": "gzip"})
         assert bad.status == 400 and s.upstream.asked == []
-
-
-def test_scopes_have_words() -> None:
-    from supervisor.gateway.refusals import _MONEY
-
-    assert set(_MONEY) == set(Scope)

@@ -6,6 +6,7 @@ Never accepts a call that is free, or charged twice, or held for ever.
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from supervisor.gateway.settings import GatewaySettings
 from supervisor.limits.budget import Caps
 from supervisor.limits.charges import ChargeState
 from supervisor.limits.usage import UsageSource
+from supervisor.store.store import open_store
 
 COST = 100 * 1000 + 10 * 10_000
 CHUNKS = {api: len(events(api, MODEL, ["Hello", " world"], Tokens())) for api in APIS}
@@ -333,8 +335,6 @@ async def test_a_redirect_is_not_followed(tmp_path: Path, status: int) -> None:
 
 
 def _json(document: Document) -> bytes:
-    import json
-
     return json.dumps(document).encode()
 
 
@@ -477,8 +477,6 @@ async def test_somebody_else_closed_the_charge(tmp_path: Path) -> None:
     async with stand(tmp_path, script) as s:
         walk = asyncio.create_task(s.ask())
         await s.reached()
-        from supervisor.store.store import open_store
-
         store = open_store(str(s.database))
         assert len(store.ledger.reap("9999-01-01T00:00:00.000Z")) == 1
         store.close()
