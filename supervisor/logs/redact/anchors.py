@@ -5,6 +5,7 @@ Never narrows a pattern: wherever the pattern matches, its anchor does.
 
 from __future__ import annotations
 
+import functools
 import string
 from collections.abc import Iterator
 from math import log2
@@ -201,7 +202,7 @@ def in_base64(anchor: Anchor, offset: int) -> Anchor:
     skipped = -offset * 8 % 6
     found: list[frozenset[int]] = []
     for at in range(skipped, len(bits) - 5, 6):
-        six = bits[at : at + 6]
+        six = tuple(bits[at : at + 6])
         found.append(frozenset().union(*(_SEXTETS[value] for value in _values(six))))
     return tuple(found)
 
@@ -211,7 +212,8 @@ def first_sextet(offset: int) -> int:
     return -(-offset * 8 // 6) % 4
 
 
-def _values(six: list[tuple[frozenset[int], int]]) -> set[int]:
+@functools.lru_cache(4096)
+def _values(six: tuple[tuple[frozenset[int], int], ...]) -> frozenset[int]:
     """The values that six bits of one or two bytes can have."""
     values = {0}
     start = 0
@@ -224,7 +226,7 @@ def _values(six: list[tuple[frozenset[int], int]]) -> set[int]:
         pieces = {(member >> low) & mask for member in six[start][0]}
         values = {value << (end - start) | piece for value in values for piece in pieces}
         start = end
-    return values
+    return frozenset(values)
 
 
 def text_group() -> Anchor:

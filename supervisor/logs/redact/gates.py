@@ -58,9 +58,10 @@ LONG_VALUE = rb"[\w/+.%-]{16}"
 _BETWEEN = rb"""[\\"'`\]]{0,6}[ \t]{0,3}(?:=>|:=|[=:])[\\"'`\[{ \t]{0,8}"""
 SHORT = 6
 LONG = 16
-NAMED = rb"(?:passw(?:or)?d|passphrase|pwd|secret|authorization)" + _BETWEEN + VALUE
+NAMED = rb"(?:passw(?:or)?d|passphrase|pwd|secret)" + _BETWEEN + VALUE
+AUTHORIZATION = rb"authorization" + _BETWEEN + rb"[A-Za-z]{3}"
 NAMED_LONG = (
-    rb"(?:key|token|pat|jwt|pass|cred(?:ential)?s?|auth|key-data)"
+    rb"(?:key|token|pat|jwt|pass|cred(?:ential)?s?|auth|key-data|\"[dk])"
     + _BETWEEN
     + LONG_VALUE
 )
@@ -76,7 +77,7 @@ BLOCK = rb"(?:PRIVATE KEY|Private-Lines: )"
 CURL = rb""" -u[ \t]?[\\"']{0,2}[^\s:"'\\$]{1,64}:[^\s@/$"'\\]{4}"""
 ESCAPE = rb"(?:\\u00[2-7][0-9A-Fa-f]|\\/|%[2-7][0-9A-Fa-f])"
 _BROKEN = rb"[\w+/=.~$%@!-]"
-COLOUR = rb"[^\\]" + _BROKEN + rb"(?:(?:\x1b|\\u001b)\[[0-9;:?]{0,24}[@-~]){1,4}" + _BROKEN
+COLOUR = rb"[^\\][\w+/=.~$%@!:-]" + rb"(?:(?:\x1b|\\u001b)\[[0-9;:?]{0,24}[@-~]){1,4}" + _BROKEN
 
 TOKEN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-+/.%~$")
 """What runs are made of. A rule whose anchor has a run of at least RUN of these is looked for in runs."""
@@ -85,6 +86,7 @@ RUN = 16
 CASED = {Gate.BLOCK, Gate.ESCAPE}
 SHAPES: tuple[tuple[Gate, bytes], ...] = (
     (Gate.NAMED, NAMED),
+    (Gate.NAMED, AUTHORIZATION),
     (Gate.NAMED_LONG, NAMED_LONG),
     (Gate.OPTION, OPTION),
     (Gate.OPTION, OPTION_LONG),
@@ -96,13 +98,14 @@ SHAPES: tuple[tuple[Gate, bytes], ...] = (
     (Gate.ESCAPE, ESCAPE),
     (Gate.COLOUR, COLOUR),
 )
-TAIL = {NAMED: SHORT, NAMED_LONG: LONG, OPTION: SHORT, OPTION_LONG: LONG, SCHEME: LONG, COOKIE: LONG}
+TAIL = {NAMED: SHORT, AUTHORIZATION: 3, NAMED_LONG: LONG, OPTION: SHORT, OPTION_LONG: LONG, SCHEME: LONG, COOKIE: LONG}
 """How many bytes before the end of such a match the value begins."""
 
 _NAMES = (
     "passw", "passph", "secret", "token", "api_key", "apikey", "api-key", "access_key", "accesskey",
     "private_key", "authoriz", "bearer ", "cookie:", "_auth", "\"auth", "://", "PRIVATE KEY", "Private-Lines",
     "login ", "pwd=", "credent", "ing_key", "secret_key", "account", "ion_key", "curl ", "_pat", "-key", "jwt",
+    "\"kty\"", "\"d\":", "pass=", "_pass",
 )  # fmt: skip
 _MOST_SPELLINGS = 16
 _PLAIN = frozenset(range(0x20, 0x7F)) - frozenset(b">?~")
@@ -130,7 +133,7 @@ def anchored(rules: tuple[Rule, ...]) -> tuple[Anchored, ...]:
             for spelled in _spelled_out(known):
                 _hide(hidden, spelled)
     for name in _NAMES:
-        for spelled in {name, name.upper(), name.capitalize()}:
+        for spelled in {name, name.upper(), name.capitalize(), name.title()}:
             _hide(hidden, anchor_of(spelled) + (_PLAIN,) * (MOST_BYTES - len(spelled)))
     return (*rows, *hidden.values())
 

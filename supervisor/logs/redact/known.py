@@ -1,4 +1,4 @@
-"""Owns taking secrets out of what an agent wrote, before anything is stored or shown.
+"""Owns the values that a run was given: every form in which a program may print one, and finding them.
 May touch nothing: bytes in, bytes out.
 Never lets a secret it was given pass, in any of the encodings a program commonly writes.
 """
@@ -10,25 +10,17 @@ import html
 import json
 import re
 import urllib.parse
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from supervisor.errors import UsageError
+from supervisor.logs.redact.seam import Redacted
 
 MIN_SECRET_LENGTH = 6
+_LEAST_PIECE = 8
+"""A line, a member or a half of a secret that is shorter says too little to be looked for by itself."""
 _PERCENT = re.compile("%[0-9A-F]{2}")
 _UNICODE = re.compile(r"\\u([0-9a-f]{4})")
-
-
-class Redactor(Protocol):
-    """The seam: whatever finds secrets replaces them here, line by line."""
-
-    longest: int
-    """No match is longer than this many bytes."""
-
-    def redact(self, line: bytes) -> tuple[bytes, int]:
-        """The line without secrets, and how many were replaced."""
-        ...
 
 
 class KnownSecrets:
@@ -36,43 +28,133 @@ class KnownSecrets:
 
     def __init__(self, secrets: Mapping[str, str]) -> None:
         """Raises UsageError for a value so short that replacing it would eat ordinary text."""
-        marked: dict[bytes, bytes] = {}
+        names: dict[bytes, str] = {}
+        halves: dict[bytes, str] = {}
         for name, value in secrets.items():
             if len(value) < MIN_SECRET_LENGTH:
                 raise UsageError(
                     f"secret {name} is too short to be redacted safely",
                     hint=f"use one of at least {MIN_SECRET_LENGTH} characters",
                 )
-            marker = f"[redacted:{name}]".encode()
             for form in _forms(value):
-                marked.setdefault(form, marker)
-        self._markers = marked
-        self.longest = max(map(len, marked), default=0)
-        ordered = sorted(marked, key=len, reverse=True)
+                names.setdefault(form, name)
+            for half in _halves(value):
+                halves.setdefault(half, name)
+        self._names = names
+        self._halves = {half: name for half, name in halves.items() if half not in names}
+        self.longest = max(map(len, names), default=0)
+        ordered = sorted(names, key=len, reverse=True)
         self._pattern = re.compile(b"|".join(map(re.escape, ordered))) if ordered else None
 
+    @property
+    def forms(self) -> list[bytes]:
+        """What is looked for, for an engine that looks for many at once."""
+        return [*self._names, *self._halves]
+
     def redact(self, line: bytes) -> tuple[bytes, int]:
-        if self._pattern is None:
+        if self._pattern is None or not self.any_in(line):
             return line, 0
-        return self._pattern.subn(lambda match: self._markers[match[0]], line)
+        return self._pattern.subn(lambda match: marker(self._names[match[0]]), line)
+
+    def redact_lines(self, lines: list[bytes], stream: str = "") -> list[Redacted]:
+        return [self.redact(line) for line in lines]
+
+    def any_in(self, data: bytes) -> bool:
+        """Is any form in it? Also half of one, which may go on behind a line's end."""
+        return any(form in data for form in self._names) or any(half in data for half in self._halves)
+
+    def spans(self, data: bytes) -> Iterator[tuple[int, int, str]]:
+        """Every place of every form, overlapping ones too: (start, end, name)."""
+        for form, name in self._names.items():
+            at = data.find(form)
+            while at >= 0:
+                yield at, at + len(form), name
+                at = data.find(form, at + 1)
+
+    def folded(self, data: bytes) -> Iterator[tuple[int, int, str]]:
+        """Base64 of a secret that a program broke into lines: (start, end, name)."""
+        if not any(half in data for half in self._halves):
+            return
+        keep = [at for at, byte in enumerate(data) if byte not in b"\r\n"]
+        for start, end, name in self.spans(data.translate(None, b"\r\n")):
+            yield keep[start], keep[end - 1] + 1, name
+
+
+class KnownEngine:
+    """Finds the lines that hold any form, in one pass. Raises ImportError without the package."""
+
+    def __init__(self, known: KnownSecrets) -> None:
+        import hyperscan
+
+        forms = known.forms
+        self._database: Any = hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK)
+        expressions = ["".join(f"\\x{byte:02x}" for byte in form).encode() for form in forms]
+        self._database.compile(expressions=expressions, ids=list(range(len(forms))), flags=hyperscan.HS_FLAG_DOTALL)
+
+    def ends(self, data: bytes) -> list[int]:
+        """Where forms end, not more than one in the same place."""
+        found: list[int] = []
+        self._database.scan(data, match_event_handler=lambda _i, _s, end, _f, _c: found.append(end))
+        return found
+
+
+def marker(name: str) -> bytes:
+    return f"[redacted:{name}]".encode()
+
+
+def _pieces(value: str) -> set[str]:
+    """The value, trimmed, each of its lines, and each string of it when it is JSON."""
+    found = {value, value.strip(), *(line.strip() for line in value.splitlines())}
+    if value.lstrip()[:1] in ("{", "["):
+        try:
+            found |= set(_leaves(json.loads(value)))
+        except (ValueError, RecursionError):
+            return found
+    return found
+
+
+def _leaves(value: Any) -> Iterator[str]:
+    if isinstance(value, str) and len(value) >= _LEAST_PIECE:
+        yield value
+        yield from (line for line in value.splitlines() if len(line) >= _LEAST_PIECE)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _leaves(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _leaves(item)
 
 
 def _forms(value: str) -> set[bytes]:
-    """Raw, JSON-escaped, percent, hex, base64 at each of three offsets; each line of several."""
+    """Raw, JSON-escaped once and twice, percent, hex, base64 at each of three offsets, of each piece."""
     found: set[bytes] = set()
-    for text in {value, *(line.strip() for line in value.splitlines())}:
+    for text in _pieces(value):
         if len(text) < MIN_SECRET_LENGTH:
             continue
         raw = text.encode()
         found |= {raw, raw.hex().encode(), raw.hex().upper().encode()}
-        found |= {form.encode() for form in _json_forms(text)}
+        once = _json_forms(text)
+        found |= {form.encode() for form in once}
+        found |= {json.dumps(form)[1:-1].encode() for form in once}
         found |= {repr(text)[1:-1].encode(), html.escape(text).encode()}
         percent = (urllib.parse.quote(text), urllib.parse.quote(text, safe=""), urllib.parse.quote_plus(text))
         found |= {form.encode() for form in percent}
         found |= {_PERCENT.sub(lambda m: m[0].lower(), form).encode() for form in percent}
+        every = "".join(f"%{byte:02X}" for byte in raw)
+        found |= {every.encode(), every.lower().encode()}
         for offset in range(3):
             found |= _base64_at(raw, offset)
     return {form for form in found if len(form) >= MIN_SECRET_LENGTH}
+
+
+def _halves(value: str) -> set[bytes]:
+    """Both halves of its base64: of a text broken into lines one of them is still whole."""
+    found: set[bytes] = set()
+    for offset in range(3):
+        for core in _base64_at(value.encode(), offset):
+            middle = len(core) // 2
+            found |= {half for half in (core[:middle], core[middle:]) if len(half) >= _LEAST_PIECE}
+    return found
 
 
 def _json_forms(text: str) -> set[str]:

@@ -5,12 +5,14 @@ Never tries every rule at every byte: most text is passed over by bytes.find alo
 
 from __future__ import annotations
 
+import functools
 import re
 from bisect import bisect_right
 from collections.abc import Iterator
 
 from supervisor.logs.redact.anchors import Anchor, as_regex, longest_run, probe, text_group
 from supervisor.logs.redact.gates import (
+    AUTHORIZATION,
     BLOCK,
     COLOUR,
     COOKIE,
@@ -46,15 +48,17 @@ _LEADS = (b":", b"=")
 _MOST_CLEAN = 1 << 14
 _LONGEST_CLEAN = 128
 
-_named, _option, _url, _curl = (re.compile(shape, re.IGNORECASE) for shape in (NAMED, OPTION, URL, CURL))
+_named, _authorization, _option, _url, _curl = (
+    re.compile(shape, re.IGNORECASE) for shape in (NAMED, AUTHORIZATION, OPTION, URL, CURL)
+)
 _named_long, _cookie, _option_long, _scheme = (
     re.compile(shape + rb"\Z", re.IGNORECASE) for shape in (NAMED_LONG, COOKIE, OPTION_LONG, SCHEME)
 )
 _block, _escape = re.compile(BLOCK), re.compile(ESCAPE)
 _colour = re.compile(COLOUR, re.IGNORECASE)
 _login = re.compile(rb"login[ \t]{1,4}[^\s]{1,64}[ \t]{1,4}\Z", re.IGNORECASE)
-_SHORT_NAMES = (b"passw", b"passp", b"pwd", b"secret", b"authoriz")
-_LONG_NAMES = (b"key", b"token", b"pat", b"jwt", b"pass", b"cred", b"creds", b"credential", b"credentials", b"auth", b"key-data")
+_SHORT_NAMES = (b"passw", b"passp", b"pwd", b"secret")
+_LONG_NAMES = (b"key", b"token", b"pat", b"jwt", b"pass", b"cred", b"creds", b"credential", b"credentials", b"auth", b"key-data", b'"d', b'"k')
 _BARE_NAMES = (b"bearer", b"-token", b"-key", b"-pat", b"-pass")
 _SIGNS = b"=:>"
 _QUOTES = b"\\\"'`[]{ \t"
@@ -66,7 +70,7 @@ class PlainEngine:
     name = "python"
 
     def __init__(self, rules: tuple[Rule, ...]) -> None:
-        self._rows: dict[int, list[tuple[Anchored, int, re.Pattern[bytes]]]] = {}
+        self._rows: dict[int, list[tuple[Anchored, int]]] = {}
         self._clean: set[bytes] = set()
         probes: list[Anchor] = []
         cores: dict[int, list[Anchor]] = {}
@@ -77,10 +81,9 @@ class PlainEngine:
             _check(row.anchor)
             offset, window = probe(row.anchor, _PROBE)
             probes.append(window)
-            pattern = re.compile(as_regex(row.anchor).encode())
-            self._rows.setdefault(next(iter(window[0])), []).append((row, offset, pattern))
+            self._rows.setdefault(next(iter(window[0])), []).append((row, offset))
         self._probes = re.compile(_alternatives(probes).encode())
-        self._cores = {which: re.compile(_alternatives(found).encode()) for which, found in cores.items()}
+        self._cores = {which: _Late(found) for which, found in cores.items()}
         self._text = re.compile(as_regex(text_group() * _GROUPS).encode())
 
     def scan(self, data: bytes, most: int) -> list[Event]:
@@ -127,16 +130,32 @@ class PlainEngine:
         clean.update(p for n, p in enumerate(pieces) if n not in dirty and len(p) < _LONGEST_CLEAN)
 
     def _rows_at(self, data: bytes, where: int) -> Iterator[Event]:
-        for row, offset, pattern in self._rows[data[where]]:
-            if where >= offset and pattern.match(data, where - offset):
+        for row, offset in self._rows[data[where]]:
+            if where >= offset and _compiled(row.anchor).match(data, where - offset):
                 yield Event(row.gate, row.which, where - offset)
 
     def _cores_at(self, data: bytes, where: int) -> Iterator[Event]:
         """where: the first of some groups of base64 that are text. A core begins at it or shortly before."""
-        for which, pattern in self._cores.items():
+        for which, cores in self._cores.items():
             begin = where - (-which % 4)
-            if begin >= 0 and pattern.match(data, begin):
+            if begin >= 0 and cores.pattern.match(data, begin):
                 yield Event(Gate.BASE64, which, begin)
+
+
+class _Late:
+    """Compiling takes longer than most programs run, and most never need it."""
+
+    def __init__(self, cores: list[Anchor]) -> None:
+        self._cores = cores
+
+    @functools.cached_property
+    def pattern(self) -> re.Pattern[bytes]:
+        return re.compile(_alternatives(self._cores).encode())
+
+
+@functools.cache
+def _compiled(anchor: Anchor) -> re.Pattern[bytes]:
+    return re.compile(as_regex(anchor).encode())
 
 
 def _check(anchor: Anchor) -> None:
@@ -178,6 +197,9 @@ def _places(data: bytes, needle: bytes) -> Iterator[int]:
 
 
 def _short_names(data: bytes, low: bytes) -> Iterator[Event]:
+    for at in _places(low, b"authorization"):
+        if match := _authorization.match(data, at):
+            yield Event(Gate.NAMED, 0, match.end() - 3)
     for name in _SHORT_NAMES:
         for at in _places(low, name):
             if match := _named.match(data, at):
