@@ -34,6 +34,7 @@ _COMMANDS: dict[str, tuple[str, str, str]] = {
     "agents": ("supervisor.cli.agents", "agents", "How known agent programs are pointed at the gateway."),
     "doctor": ("supervisor.cli.doctor", "doctor", "Make a real box and show what is armed on this host."),
     "profile": ("supervisor.cli.profile", "profile", "Look at profiles: list, explain, lint, diff, score."),
+    "redact": ("supervisor.cli.redact", "redact", "Take secrets out of text: a filter, or files."),
     "completion": ("supervisor.cli.completion", "completion", "Print the completion script for a shell."),
 }
 

@@ -14,7 +14,7 @@ from multidict import CIMultiDict
 
 from supervisor.gateway.calls import UsageReader
 from supervisor.gateway.sse import SseEvent, SseSplitter
-from supervisor.logs.redact import KnownSecrets
+from supervisor.logs.redact.known import KnownSecrets
 
 _UNWATCHED_BYTES = 32 << 10
 """While less than this waits for the client, a write cannot block."""

@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from supervisor.clock import rfc3339
-from supervisor.logs.redact import Redactor
+from supervisor.logs.redact.seam import LineRedactor
 
 Stream = Literal["out", "err", "file"]
 
@@ -54,7 +54,7 @@ class LogBook:
     """
 
     path: str
-    redactor: Redactor
+    redactor: LineRedactor
     budget_bytes: int
     max_line_bytes: int
     totals: LogTotals = field(default_factory=LogTotals)
@@ -75,12 +75,14 @@ class LogBook:
         kept: list[LogLine] = []
         encoded: list[bytes] = []
         stamp = rfc3339(at)
-        for raw in lines:
-            if self.full:
+        if self.full:
+            self.drop(sum(map(len, lines)) + len(lines), len(lines))
+            return []
+        for raw, (clean, count) in zip(lines, self.redactor.redact_lines(lines, stream + file), strict=True):
+            self.totals.redacted += count
+            if clean is None or self.full:
                 self.drop(len(raw) + 1, 1)
                 continue
-            clean, count = self.redactor.redact(raw)
-            self.totals.redacted += count
             room = self.max_line_bytes
             if len(raw) >= room + self.redactor.longest:
                 # A secret may have been cut in two where the line was; markers are shorter than secrets.

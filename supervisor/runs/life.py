@@ -24,7 +24,9 @@ from supervisor.limits.wall_clock import WallClock
 from supervisor.logs.agent_files import AgentFiles
 from supervisor.logs.book import LogBook, LogLine
 from supervisor.logs.capture import PipeCapture, drain, make_pipe
-from supervisor.logs.redact import KnownSecrets
+from supervisor.logs.redact.known import KnownSecrets
+from supervisor.logs.redact.redactor import Redactor
+from supervisor.logs.redact.seam import LineRedactor
 from supervisor.paths import Paths
 from supervisor.profile.load import Loaded
 from supervisor.runs import boxing
@@ -113,7 +115,7 @@ class LiveRun:
         self.around = around
         self.row = RunRow(run, around.recorder, around.clock, order.on_event)
         self.profile = order.loaded.profile
-        self.redactor = KnownSecrets(order.secrets)
+        self.redactor: LineRedactor = KnownSecrets(order.secrets)
         self.started = asyncio.Event()
         self.ended = asyncio.Event()
         self.problem: SupervisorError | None = None
@@ -172,7 +174,7 @@ class LiveRun:
         await self._refuse_if_stopped()
         stack.callback(self.spending.settle_rest)
         provider_keys = await self.spending.prepare()
-        self.redactor = KnownSecrets({**self.order.secrets, **provider_keys})
+        self.redactor = Redactor(KnownSecrets({**self.order.secrets, **provider_keys}))
         book = self._open_book()
         stack.callback(book.close)
         began_s = self.around.clock.boottime_s()

@@ -203,7 +203,7 @@ def in_base64(anchor: Anchor, offset: int) -> Anchor:
     found: list[frozenset[int]] = []
     for at in range(skipped, len(bits) - 5, 6):
         six = tuple(bits[at : at + 6])
-        found.append(frozenset().union(*(_SEXTETS[value] for value in _values(six))))
+        found.append(_characters(six))
     return tuple(found)
 
 
@@ -213,8 +213,8 @@ def first_sextet(offset: int) -> int:
 
 
 @functools.lru_cache(4096)
-def _values(six: tuple[tuple[frozenset[int], int], ...]) -> frozenset[int]:
-    """The values that six bits of one or two bytes can have."""
+def _characters(six: tuple[tuple[frozenset[int], int], ...]) -> frozenset[int]:
+    """What six bits of one or two bytes can become."""
     values = {0}
     start = 0
     while start < len(six):
@@ -226,7 +226,7 @@ def _values(six: tuple[tuple[frozenset[int], int], ...]) -> frozenset[int]:
         pieces = {(member >> low) & mask for member in six[start][0]}
         values = {value << (end - start) | piece for value in values for piece in pieces}
         start = end
-    return frozenset(values)
+    return frozenset().union(*(_SEXTETS[value] for value in values))
 
 
 def text_group() -> Anchor:

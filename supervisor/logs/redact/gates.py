@@ -120,22 +120,29 @@ class Anchored(NamedTuple):
     anchor: Anchor
 
 
+def anchored(rules: tuple[Rule, ...]) -> list[Anchored]:
+    """The anchor of every rule that has a form of its own."""
+    return [
+        Anchored(Gate.ANCHOR, number, _within_run(rule.anchor))
+        for number, rule in enumerate(rules)
+        if rule.kind == "token"
+    ]
+
+
 @functools.cache
-def anchored(rules: tuple[Rule, ...]) -> tuple[Anchored, ...]:
-    """Every anchor, and what base64 makes of it and of the names, at each of three offsets."""
-    rows: list[Anchored] = []
-    hidden: dict[Anchor, Anchored] = {}
-    for number, rule in enumerate(rules):
+def hidden(rules: tuple[Rule, ...]) -> tuple[Anchored, ...]:
+    """What base64 makes of every anchor and of the names that values stand behind, at three offsets."""
+    found: dict[Anchor, Anchored] = {}
+    for rule in rules:
         if rule.kind == "token":
-            rows.append(Anchored(Gate.ANCHOR, number, _within_run(rule.anchor)))
             # Without a certain piece of its own a rule is found in base64 by what stands before it.
             known = rule.anchor if len(literals_in(rule.anchor)[1]) > 1 or not rule.before else anchor_of(rule.before)
             for spelled in _spelled_out(known):
-                _hide(hidden, spelled)
+                _hide(found, spelled)
     for name in _NAMES:
-        for spelled in {name, name.upper(), name.capitalize(), name.title()}:
-            _hide(hidden, anchor_of(spelled) + (_PLAIN,) * (MOST_BYTES - len(spelled)))
-    return (*rows, *hidden.values())
+        for cased in {name, name.upper(), name.capitalize(), name.title()}:
+            _hide(found, anchor_of(cased) + (_PLAIN,) * (MOST_BYTES - len(cased)))
+    return tuple(found.values())
 
 
 def _within_run(anchor: Anchor) -> Anchor:
@@ -161,10 +168,10 @@ def _spelled_out(anchor: Anchor) -> list[Anchor]:
     return [(*row, *anchor[4:]) for row in found]
 
 
-def _hide(hidden: dict[Anchor, Anchored], anchor: Anchor) -> None:
+def _hide(found: dict[Anchor, Anchored], anchor: Anchor) -> None:
     at, certain = literals_in(anchor)
     telling = anchor[max(0, at + len(certain) + 1 - MOST_BYTES) :]
     telling += (_PLAIN,) * (MOST_BYTES - len(telling))
     for offset in range(3):
         core = in_base64(telling, offset)
-        hidden.setdefault(core, Anchored(Gate.BASE64, first_sextet(offset), core))
+        found.setdefault(core, Anchored(Gate.BASE64, first_sextet(offset), core))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from supervisor.logs.redact.anchors import as_regex
-from supervisor.logs.redact.gates import CASED, SHAPES, TAIL, Enough, Event, anchored
+from supervisor.logs.redact.gates import CASED, SHAPES, TAIL, Enough, Event, anchored, hidden
 from supervisor.logs.redact.table import Rule
 
 
@@ -23,7 +23,7 @@ class HyperEngine:
         expressions: list[bytes] = []
         flags: list[int] = []
         self._rows: list[tuple[int, int, int]] = []
-        for row in anchored(rules):
+        for row in (*anchored(rules), *hidden(rules)):
             expressions.append(as_regex(row.anchor).encode())
             flags.append(hyperscan.HS_FLAG_DOTALL)
             self._rows.append((int(row.gate), row.which, len(row.anchor)))

@@ -146,7 +146,8 @@ class Names:
             return header
         end, quoted = value_end(text, start)
         # Code does not write its variables like this; a shell, a .env file and a connection string do.
-        quoted = quoted or bool(_SETTING.fullmatch(key)) or stripped[: -len(key) or None][-1:] in (b";", b"?", b"&")
+        setting = bool(_SETTING.fullmatch(key)) or stripped[: -len(key) or None][-1:] in (b";", b"?", b"&")
+        quoted = quoted or (setting and not _CODE.search(text, start, end))
         line = text[max(0, start - 400) : start + 400] if key in _PRIVATE_MEMBERS else before
         rule = self.judge(key, text[start:end], quoted, line.lower())
         return None if rule is None else Value(start, end, rule)

@@ -33,6 +33,7 @@ from supervisor.logs.redact.gates import (
     Event,
     Gate,
     anchored,
+    hidden,
 )
 from supervisor.logs.redact.table import Rule
 
@@ -73,17 +74,13 @@ class PlainEngine:
         self._rows: dict[int, list[tuple[Anchored, int]]] = {}
         self._clean: set[bytes] = set()
         probes: list[Anchor] = []
-        cores: dict[int, list[Anchor]] = {}
+        self._rules = rules
         for row in anchored(rules):
-            if row.gate is Gate.BASE64:
-                cores.setdefault(row.which, []).append(row.anchor)
-                continue
             _check(row.anchor)
             offset, window = probe(row.anchor, _PROBE)
             probes.append(window)
             self._rows.setdefault(next(iter(window[0])), []).append((row, offset))
         self._probes = re.compile(_alternatives(probes).encode())
-        self._cores = {which: _Late(found) for which, found in cores.items()}
         self._text = re.compile(as_regex(text_group() * _GROUPS).encode())
 
     def scan(self, data: bytes, most: int) -> list[Event]:
@@ -134,23 +131,20 @@ class PlainEngine:
             if where >= offset and _compiled(row.anchor).match(data, where - offset):
                 yield Event(row.gate, row.which, where - offset)
 
+    @functools.cached_property
+    def _cores(self) -> dict[int, re.Pattern[bytes]]:
+        """By the sextet that they begin with. Compiling takes longer than most programs that need none run."""
+        found: dict[int, list[Anchor]] = {}
+        for row in hidden(self._rules):
+            found.setdefault(row.which, []).append(row.anchor)
+        return {which: re.compile(_alternatives(anchors).encode()) for which, anchors in found.items()}
+
     def _cores_at(self, data: bytes, where: int) -> Iterator[Event]:
         """where: the first of some groups of base64 that are text. A core begins at it or shortly before."""
-        for which, cores in self._cores.items():
+        for which, pattern in self._cores.items():
             begin = where - (-which % 4)
-            if begin >= 0 and cores.pattern.match(data, begin):
+            if begin >= 0 and pattern.match(data, begin):
                 yield Event(Gate.BASE64, which, begin)
-
-
-class _Late:
-    """Compiling takes longer than most programs run, and most never need it."""
-
-    def __init__(self, cores: list[Anchor]) -> None:
-        self._cores = cores
-
-    @functools.cached_property
-    def pattern(self) -> re.Pattern[bytes]:
-        return re.compile(_alternatives(self._cores).encode())
 
 
 @functools.cache

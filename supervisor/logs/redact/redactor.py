@@ -52,8 +52,12 @@ class Redactor:
         key: bytes = b"",
         rules: tuple[Rule, ...] | None = None,
         engines: Engines | None = None,
+        bounded: bool = True,
     ) -> None:
-        """key: of this installation, so that one secret has one marker; a random one when empty."""
+        """key: of this installation, so that one secret has one marker; a random one when empty.
+
+        bounded: drop what would cost more than a log is worth. False where somebody waits for all of it.
+        """
         self.known = known or KnownSecrets({})
         self.counts: Counter[str] = Counter()
         rules = rules or shipped()
@@ -64,6 +68,7 @@ class Redactor:
         self._known_engine = _known_engine(self.known) if self.known.forms else None
         self._watches: dict[str, Watch] = {}
         self._credit = _BURST
+        self._bounded = bounded
 
     @property
     def engine(self) -> str:
@@ -91,8 +96,8 @@ class Redactor:
 
     def suspicious(self, data: bytes) -> list[int]:
         """The gate alone: positions in the buffer that need a second look. Raises Enough for a flood."""
-        poor = self._credit < 0
-        most = 64 + len(data) // (_FEW_BYTES_WHEN_POOR if poor else _FEW_BYTES_WHEN_FULL)
+        poor = self._bounded and self._credit < 0
+        most = 64 + len(data) // (_FEW_BYTES_WHEN_POOR if poor else _FEW_BYTES_WHEN_FULL if self._bounded else 1)
         positions = [event.position for event in self.engines.now().scan(data, most)]
         if self._known_engine is not None:
             positions += (end - 1 for end in self._known_engine.ends(data))
@@ -122,7 +127,7 @@ class Redactor:
                 out.append((line, 0))
                 continue
             self._credit -= _COST_LINE + _COST_BYTE * len(line) + _COST_EVENT * hits[number]
-            if self._credit < 0:
+            if self._bounded and self._credit < 0:
                 return out + self._dropped(lines[number:])
             out.append(self._repaired(line, watch))
         return out
