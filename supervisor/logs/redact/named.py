@@ -32,11 +32,12 @@ _PLACEHOLDER = re.compile(
 _CODE = re.compile(rb"[(\[{}]|\$\{|\{\{|#\{|%[(s{]|<%|::|->|=>|[=!]=|\.\.\.")
 _DOTTED = re.compile(rb"[A-Za-z_]\w*(?:(?:\.|->|::)[A-Za-z_]\w*)+;?")
 _VERSION = re.compile(rb"[v^~<>=]*[0-9]+(?:\.[0-9]+)+[\w.+-]*")
-_WORDY = re.compile(rb"[A-Za-z]*(?:[_ .:/-]?[A-Za-z]+)*[.:!?]?")
+_WORDY = re.compile(rb"[A-Za-z]*+(?:[_ .:/-][A-Za-z]++)*+[.:!?]?")
 _NUMBERED_WORD = re.compile(rb"[A-Za-z]+(?:[_-][A-Za-z]+)*[_-]?[0-9]{1,3}")
 _IDENTIFIER = re.compile(
     rb"_*(?:[a-z]+(?:_[a-z0-9]+)*|[a-z]+[0-9]?(?:[A-Z][a-z]+[0-9]?)*|[A-Z]+(?:_[A-Z0-9]+)*|(?:[A-Z][a-z]+[0-9]?)+)[0-9]{0,2}_*"
 )
+_PLAIN_NAME = re.compile(rb"[A-Za-z_]+[0-9]{0,2}")
 _COOKIE = re.compile(rb"cookie[\\\"]{0,3}:[ \t]{0,2}[\\\"]{0,3}[ \t]{0,2}\Z", re.IGNORECASE)
 _SETTING = re.compile(rb"[A-Z][A-Z0-9_]*")
 _BARE = re.compile(rb"""[^\x00-\x20"'`\\,;&<>\x7f]*""")
@@ -94,7 +95,8 @@ def plausible(value: bytes, kind: str, quoted: bool) -> bool:
         return False
     if not strong and _NUMBERED_WORD.fullmatch(value):
         return False
-    if not quoted and (_CODE.search(value) or (len(value) < 16 and _IDENTIFIER.fullmatch(value))):
+    named_like_code = _PLAIN_NAME if strong else _IDENTIFIER
+    if not quoted and (_CODE.search(value) or (len(value) < 16 and named_like_code.fullmatch(value))):
         return False
     if quoted and (b"${" in value or b"{{" in value or b"%(" in value or value[:1] in b"${%"):
         return False

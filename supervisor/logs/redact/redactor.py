@@ -30,13 +30,15 @@ FLOOD = "flood"
 _BLOCK = 1 << 20
 _MOST_STREAMS = 256
 # What a repair may cost, in nanoseconds of one core as measured; a sustained flood is dropped, a burst is not.
-_EARNED_PER_BYTE = 12
-_COST_LINE = 25_000
+_EARNED_PER_BYTE = 8
+_COST_LINE = 30_000
 _COST_BYTE = 40
 _COST_EVENT = 12_000
+_COST_TOKEN = 1_200
+_TOKENS = (b'"', b"{", b"[", b",", b"\\", b"%")
 _BURST = 2_000_000_000
-_FEW_BYTES_WHEN_FULL, _FEW_BYTES_WHEN_POOR = 16, 512
-"""In how many bytes one event is ordinary: with credit, and after a flood."""
+_BYTES_PER_EVENT, _BYTES_PER_EVENT_WHEN_POOR, _FREE_EVENTS = 16, 1024, 32
+"""More events than one in so many bytes are a flood: with credit, and after one."""
 
 
 class Redactor:
@@ -83,6 +85,8 @@ class Redactor:
 
     def redact_lines(self, lines: list[bytes], stream: str = "") -> list[Redacted]:
         """One entry per line; see seam.Redacted. Lines hold no newline."""
+        if sum(map(len, lines)) < _BLOCK:
+            return self._block(lines, b"\n".join(lines), stream) if lines else []
         out: list[Redacted] = []
         first = 0
         while first < len(lines):
@@ -96,8 +100,11 @@ class Redactor:
 
     def suspicious(self, data: bytes) -> list[int]:
         """The gate alone: positions in the buffer that need a second look. Raises Enough for a flood."""
-        poor = self._bounded and self._credit < 0
-        most = 64 + len(data) // (_FEW_BYTES_WHEN_POOR if poor else _FEW_BYTES_WHEN_FULL if self._bounded else 1)
+        most = len(data)
+        if self._bounded:
+            affordable = max(len(data) // _BYTES_PER_EVENT_WHEN_POOR, self._credit // _COST_EVENT)
+            most = min(affordable, len(data) // _BYTES_PER_EVENT)
+        most += _FREE_EVENTS
         positions = [event.position for event in self.engines.now().scan(data, most)]
         if self._known_engine is not None:
             positions += (end - 1 for end in self._known_engine.ends(data))
@@ -126,7 +133,7 @@ class Redactor:
             if number not in hits and not watch.left:
                 out.append((line, 0))
                 continue
-            self._credit -= _COST_LINE + _COST_BYTE * len(line) + _COST_EVENT * hits[number]
+            self._credit -= _cost(line, hits[number])
             if self._bounded and self._credit < 0:
                 return out + self._dropped(lines[number:])
             out.append(self._repaired(line, watch))
@@ -217,6 +224,11 @@ class Redactor:
             text = b'"' + text + b'"'
         nothing: Redacted = (None, 0)
         return [(text, 1), *[nothing] * (len(lines) - 1)]
+
+
+def _cost(line: bytes, events: int) -> int:
+    tokens = sum(line.count(token) for token in _TOKENS)
+    return _COST_LINE + _COST_BYTE * len(line) + _COST_EVENT * events + _COST_TOKEN * tokens
 
 
 def _known_engine(known: KnownSecrets) -> KnownEngine | None:
