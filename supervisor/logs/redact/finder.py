@@ -29,6 +29,7 @@ _STANDARD = bytes.maketrans(b"-_", b"+/")
 _TEXT = re.compile(rb"[\t\n\r\x1b\x20-\x7e\x80-\xbf\xc2-\xf4]+")
 _LEFT, _RIGHT = 1 << 13, 1 << 16
 _BLOB = 48
+_IN_BLOB = re.compile(rb"(?=.*[0-9])(?=.*[A-Z])(?=.*[a-z])[A-Za-z0-9+/]{%d}\Z" % _BLOB)
 _URL = re.compile(rb"""([a-z][a-z0-9+.-]{1,24})://([^\s"'<>`\\/?#]{3,256})@""", re.IGNORECASE)
 _CURL = re.compile(rb""" -u[ \t]?[\\"']{0,2}[^\s:"'\\$]{1,64}:([^\s"'\\]{4,256})""")
 _EXAMPLES = frozenset(
@@ -122,7 +123,7 @@ class Finder:
                 return []
             start = before.start()
         # Four letters in the middle of a picture mean nothing.
-        if not rule.blob and start >= _BLOB and not text[start - _BLOB : start].strip(_B64):
+        if not rule.blob and start >= _BLOB and _IN_BLOB.match(text, start - _BLOB, start):
             return []
         return [self._span(start, match.end(), rule.id)]
 

@@ -37,7 +37,7 @@ class Gate(IntEnum):
     ESCAPE = 9
     """An escaped printable character, a slash, or a percent code: text that does not show what it says."""
     COLOUR = 10
-    """A terminal sequence with nothing but token characters on both sides."""
+    """A terminal sequence with nothing but token characters on both sides, or next to a name."""
 
 
 class Event(NamedTuple):
@@ -78,6 +78,10 @@ CURL = rb""" -u[ \t]?[\\"']{0,2}[^\s:"'\\$]{1,64}:[^\s@/$"'\\]{4}"""
 ESCAPE = rb"(?:\\u00[2-7][0-9A-Fa-f]|\\/|%[2-7][0-9A-Fa-f])"
 _BROKEN = rb"[\w+/=.~$%@!-]"
 COLOUR = rb"[^\\][\w+/=.~$%@!:-]" + rb"(?:(?:\x1b|\\u001b)\[[0-9;:?]{0,24}[@-~]){1,4}" + _BROKEN
+NAMED_COLOUR = (
+    rb"(?:passw(?:or)?d|passphrase|pwd|pass|secret|authorization|key|token|pat|jwt|cred(?:ential)?s?|auth|cookie)"
+    rb"[\\\"'`\] \t=:]{0,6}(?:\x1b|\\u001b)\["
+)
 
 TOKEN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-+/.%~$")
 """What runs are made of. A rule whose anchor has a run of at least RUN of these is looked for in runs."""
@@ -97,6 +101,7 @@ SHAPES: tuple[tuple[Gate, bytes], ...] = (
     (Gate.CURL, CURL),
     (Gate.ESCAPE, ESCAPE),
     (Gate.COLOUR, COLOUR),
+    (Gate.COLOUR, NAMED_COLOUR),
 )
 TAIL = {NAMED: SHORT, AUTHORIZATION: 3, NAMED_LONG: LONG, OPTION: SHORT, OPTION_LONG: LONG, SCHEME: LONG, COOKIE: LONG}
 """How many bytes before the end of such a match the value begins."""
@@ -105,6 +110,7 @@ _NAMES = (
     "passw", "passph", "secret", "token", "api_key", "apikey", "api-key", "access_key", "accesskey",
     "private_key", "authoriz", "bearer ", "cookie:", "_auth", "\"auth", "://", "PRIVATE KEY", "Private-Lines",
     "login ", "pwd=", "credent", "ing_key", "secret_key", "account", "ion_key", "curl ", "_pat", "-key", "jwt",
+    "key=", "key =", "key:", "key\":", "app_key",
     "\"kty\"", "\"d\":", "pass=", "_pass",
 )  # fmt: skip
 _MOST_SPELLINGS = 16

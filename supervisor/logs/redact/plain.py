@@ -20,6 +20,7 @@ from supervisor.logs.redact.gates import (
     ESCAPE,
     LONG,
     NAMED,
+    NAMED_COLOUR,
     NAMED_LONG,
     OPTION,
     OPTION_LONG,
@@ -55,11 +56,13 @@ _named, _authorization, _option, _url, _curl = (
 _named_long, _cookie, _option_long, _scheme = (
     re.compile(shape + rb"\Z", re.IGNORECASE) for shape in (NAMED_LONG, COOKIE, OPTION_LONG, SCHEME)
 )
+_named_colour = re.compile(NAMED_COLOUR, re.IGNORECASE)
 _block, _escape = re.compile(BLOCK), re.compile(ESCAPE)
 _colour = re.compile(COLOUR, re.IGNORECASE)
 _login = re.compile(rb"login[ \t]{1,4}[^\s]{1,64}[ \t]{1,4}\Z", re.IGNORECASE)
 _SHORT_NAMES = (b"passw", b"passp", b"pwd", b"secret")
 _LONG_NAMES = (b"key", b"token", b"pat", b"jwt", b"pass", b"cred", b"creds", b"credential", b"credentials", b"auth", b"key-data", b'"d', b'"k')
+_COLOURED = (*_LONG_NAMES, b"passwd", b"password", b"passphrase", b"pwd", b"secret", b"authorization", b"cookie")
 _BARE_NAMES = (b"bearer", b"-token", b"-key", b"-pat", b"-pass")
 _SIGNS = b"=:>"
 _QUOTES = b"\\\"'`[]{ \t"
@@ -251,6 +254,10 @@ def _escapes(data: bytes) -> Iterator[Event]:
 def _colours(data: bytes, at: int) -> Iterator[Event]:
     """at: where a terminal sequence may begin."""
     if at > 1 and (match := _colour.match(data, at - 2)):
+        yield Event(Gate.COLOUR, 0, match.end() - 1)
+    begin = max(0, at - _NAME_ROOM)
+    name = data[begin:at].rstrip(_SIGNS + _QUOTES).lower()
+    if name.endswith(_COLOURED) and (match := _named_colour.search(data, begin + len(name) - 16 if len(name) > 16 else begin, at + 7)):
         yield Event(Gate.COLOUR, 0, match.end() - 1)
 
 

@@ -34,20 +34,29 @@ def sample(template: str, seed: int | str) -> str:
 
     {uuid} is a version 4 UUID, {userpass64} the base64 of user:password, {nl} a line break.
     """
+    return filled(template, seed)[0]
+
+
+def filled(template: str, seed: int | str) -> tuple[str, list[str]]:
+    """As sample, and what was made up in it."""
     chance = random.Random(f"{seed}:{template}")
+    made: list[str] = []
 
     def fill(part: re.Match[str]) -> str:
         if part[1] == "nl":
             return "\n"
         if part[1] == "uuid":
             digits = "".join(chance.choices(_HEX, k=32))
-            return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-a{digits[17:20]}-{digits[20:]}"
+            made.append(f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-a{digits[17:20]}-{digits[20:]}")
+            return made[-1]
         if part[1] == "userpass64":
-            return base64.b64encode(f"robot:{''.join(chance.choices(_B62, k=18))}".encode()).decode()
+            made.append(base64.b64encode(f"robot:{''.join(chance.choices(_B62, k=18))}".encode()).decode())
+            return made[-1]
         length = chance.randint(int(part[3]), int(part[4] or part[3]))
-        return _mixed(ALPHABETS[part[2]], length, chance)
+        made.append(_mixed(ALPHABETS[part[2]], length, chance))
+        return made[-1]
 
-    return _PART.sub(fill, template)
+    return _PART.sub(fill, template), made
 
 
 def _mixed(alphabet: str, length: int, chance: random.Random) -> str:
