@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from supervisor.logs.redact.views import COLOURS, View
+
 _BEGIN = re.compile(
     rb"-----BEGIN (?:PGP PRIVATE KEY BLOCK|(?:[A-Z0-9]+ ){0,3}PRIVATE KEY)-----|---- BEGIN SSH2 (?:ENCRYPTED )?PRIVATE KEY ----"
     rb"|Private-Lines: [0-9]{1,3}"
@@ -17,12 +19,12 @@ _END = re.compile(
     rb"|Private-MAC: [0-9a-f]{40,64}"
 )
 _BODY = re.compile(
-    rb"[A-Za-z0-9+/]{40,}={0,2}|(?:\A|(?<=[\s>|:\]]))[A-Za-z0-9+/]{4,}={0,2}\s*\Z|(?:Proc-Type|DEK-Info|Comment|Version): [^\r\n]*"
+    rb"[A-Za-z0-9+/]{40,}={0,2}|(?:\A|(?<=[\s>|:\]]))(?=\S*[0-9+/=])[A-Za-z0-9+/]{4,}={0,2}\s*\Z|(?:Proc-Type|DEK-Info|Comment|Version): [^\r\n]*"
 )
 _STARTS_BODY = re.compile(
-    rb"(?:\\[rn]|[\s\"'+,>|\\]){0,24}(?:[A-Za-z0-9+/=]{16}|Proc-Type:|DEK-Info:|Comment:|Version:)"
+    rb"(?:\\[rn]|[\s\"'+,>|\\]|\x1b\[[0-9;]{0,16}m){0,24}(?:[A-Za-z0-9+/=]{16}|Proc-Type:|DEK-Info:|Comment:|Version:)"
 )
-_LONGEST = 1 << 16
+_NOTHING = re.compile(rb"(?:\\[rn]|[\s\"'\\]|\x1b\[[0-9;]{0,16}m)*\Z")
 PATIENCE = 40
 """Lines without a piece of the key after which one that never ended is given up."""
 
@@ -43,8 +45,7 @@ def blocks(text: bytes) -> list[Block]:
     while begin := _BEGIN.search(text, at):
         rule = _rule(begin[0])
         at = begin.end()
-        rest = text[at:].strip(b"\r\n\t \\\"'")
-        if not rest:
+        if _NOTHING.match(text, at):
             found.append(Block(begin.start(), len(text), rule, True))
             break
         if not _STARTS_BODY.match(text, at):
@@ -78,12 +79,13 @@ class Watch:
 
     def continues(self, text: bytes) -> list[tuple[int, int]]:
         """Pieces of the open key in the next text."""
-        end = _END.search(text)
-        body = text[: end.start()] if end else text
-        found = [match.span() for match in _BODY.finditer(body)]
+        view = View(text).through(COLOURS)
+        end = _END.search(view.text)
+        body = view.text[: end.start()] if end else view.text
+        found = [view.source(*match.span()) for match in _BODY.finditer(body)]
         if end:
             self.left = 0
-            found.append(end.span())
+            found.append(view.source(*end.span()))
         elif found:
             self.left = PATIENCE
         else:

@@ -79,7 +79,8 @@ class Finder:
         return merged(spans), goes_on
 
     def _in(self, text: bytes, events: list[Event], depth: int) -> tuple[list[Span], str]:
-        spans = [Span(start, end, name, _KNOWN_RANK) for start, end, name in self.known.spans(text)]
+        known = (*self.known.spans(text), *self.known.folded(text))
+        spans = [Span(start, end, name, _KNOWN_RANK) for start, end, name in known]
         goes_on = ""
         once: set[int] = set()
         seen: list[tuple[int, int, int]] = []

@@ -38,6 +38,8 @@ class Gate(IntEnum):
     """An escaped printable character, a slash, or a percent code: text that does not show what it says."""
     COLOUR = 10
     """A terminal sequence with nothing but token characters on both sides, or next to a name."""
+    TREE = 11
+    """An object or an array under a name such as password."""
 
 
 class Event(NamedTuple):
@@ -55,7 +57,7 @@ class Enough(Exception):
 VALUE = rb"""[^\s"'`\\,;&<>(){}\[\]$=:][^\s"'`\\,;&<>(){}\[\]$]{5}"""
 """The beginning of a value. It ends in one place only, so that every engine finds the same one."""
 LONG_VALUE = rb"[\w/+.%-]{16}"
-_BETWEEN = rb"""[\\"'`\]]{0,6}[ \t]{0,3}(?:=>|:=|[=:])[\\"'`\[{ \t]{0,8}"""
+_BETWEEN = rb"""[\\"'`\]]{0,20}[ \t]{0,3}(?:=>|:=|[=:])[\\"'`\[{ \t]{0,20}"""
 SHORT = 6
 LONG = 16
 NAMED = rb"(?:passw(?:or)?d|passphrase|pwd|secret)" + _BETWEEN + VALUE
@@ -75,13 +77,14 @@ SCHEME = rb"bearer[ \t]{1,3}" + LONG_VALUE
 URL = rb"""://[^\s"'<>`\\/?#]{3,256}@"""
 BLOCK = rb"(?:PRIVATE KEY|Private-Lines: )"
 CURL = rb""" -u[ \t]?[\\"']{0,2}[^\s:"'\\$]{1,64}:[^\s@/$"'\\]{4}"""
-ESCAPE = rb"(?:\\u00[2-7][0-9A-Fa-f]|\\/|%[2-7][0-9A-Fa-f])"
+ESCAPE = rb"(?:\\u00[2-7][0-9A-Fa-f]|\\/|%[2-7][0-9A-Fa-f]|\\{16})"
 _BROKEN = rb"[\w+/=.~$%@!-]"
-COLOUR = rb"[^\\][\w+/=.~$%@!:-]" + rb"(?:(?:\x1b|\\u001b)\[[0-9;:?]{0,24}[@-~]){1,4}" + _BROKEN
+COLOUR = rb"[^\\][\w+/=.~$%@!:-]" + rb"(?:(?:\x1b|\\{1,8}u001b)\[[0-9;:?]{0,24}[@-~]){1,4}" + _BROKEN
 NAMED_COLOUR = (
     rb"(?:passw(?:or)?d|passphrase|pwd|pass|secret|authorization|key|token|pat|jwt|cred(?:ential)?s?|auth|cookie)"
     rb"[\\\"'`\] \t=:]{0,6}(?:\x1b|\\u001b)\["
 )
+TREE = rb"""(?:passw(?:or)?d|passphrase|pwd|secret)[\\"]{1,20}[ \t]{0,2}:[ \t]{0,2}[\[{]"""
 
 TOKEN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-+/.%~$")
 """What runs are made of. A rule whose anchor has a run of at least RUN of these is looked for in runs."""
@@ -102,6 +105,7 @@ SHAPES: tuple[tuple[Gate, bytes], ...] = (
     (Gate.ESCAPE, ESCAPE),
     (Gate.COLOUR, COLOUR),
     (Gate.COLOUR, NAMED_COLOUR),
+    (Gate.TREE, TREE),
 )
 TAIL = {NAMED: SHORT, AUTHORIZATION: 3, NAMED_LONG: LONG, OPTION: SHORT, OPTION_LONG: LONG, SCHEME: LONG, COOKIE: LONG}
 """How many bytes before the end of such a match the value begins."""

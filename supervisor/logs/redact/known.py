@@ -18,7 +18,11 @@ from supervisor.logs.redact.seam import Redacted
 
 MIN_SECRET_LENGTH = 6
 _LEAST_PIECE = 8
-"""A line, a member or a half of a secret that is shorter says too little to be looked for by itself."""
+"""A line, or a member of a secret that is shorter says too little to be looked for by itself."""
+_PIECE = 16
+"""Base64 is broken into lines of 64 or 76 characters; of a secret in it such a piece stays whole."""
+_B64 = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/-_="
+_FAR = 4096
 _PERCENT = re.compile("%[0-9A-F]{2}")
 _UNICODE = re.compile(r"\\u([0-9a-f]{4})")
 
@@ -29,7 +33,7 @@ class KnownSecrets:
     def __init__(self, secrets: Mapping[str, str]) -> None:
         """Raises UsageError for a value so short that replacing it would eat ordinary text."""
         names: dict[bytes, str] = {}
-        halves: dict[bytes, str] = {}
+        parts: dict[bytes, str] = {}
         for name, value in secrets.items():
             if len(value) < MIN_SECRET_LENGTH:
                 raise UsageError(
@@ -38,10 +42,10 @@ class KnownSecrets:
                 )
             for form in _forms(value):
                 names.setdefault(form, name)
-            for half in _halves(value):
-                halves.setdefault(half, name)
+            for part in _parts(value):
+                parts.setdefault(part, name)
         self._names = names
-        self._halves = {half: name for half, name in halves.items() if half not in names}
+        self._parts = {part: name for part, name in parts.items() if part not in names}
         self.longest = max(map(len, names), default=0)
         ordered = sorted(names, key=len, reverse=True)
         self._pattern = re.compile(b"|".join(map(re.escape, ordered))) if ordered else None
@@ -49,7 +53,7 @@ class KnownSecrets:
     @property
     def forms(self) -> list[bytes]:
         """What is looked for, for an engine that looks for many at once."""
-        return [*self._names, *self._halves]
+        return [*self._names, *self._parts]
 
     def redact(self, line: bytes) -> tuple[bytes, int]:
         if self._pattern is None or not self.any_in(line):
@@ -60,8 +64,8 @@ class KnownSecrets:
         return [self.redact(line) for line in lines]
 
     def any_in(self, data: bytes) -> bool:
-        """Is any form in it? Also half of one, which may go on behind a line's end."""
-        return any(form in data for form in self._names) or any(half in data for half in self._halves)
+        """Is any form in it? Also a part of one that was broken into lines."""
+        return any(form in data for form in self._names) or any(part in data for part in self._parts)
 
     def spans(self, data: bytes) -> Iterator[tuple[int, int, str]]:
         """Every place of every form, overlapping ones too: (start, end, name)."""
@@ -70,10 +74,19 @@ class KnownSecrets:
             while at >= 0:
                 yield at, at + len(form), name
                 at = data.find(form, at + 1)
+        for piece, name in self._parts.items():
+            at = data.find(piece)
+            while at >= 0:
+                # What is left of a secret that was broken into lines: all of the run goes.
+                before = data[max(0, at - _FAR) : at]
+                start = at - len(before) + len(before.rstrip(_B64))
+                after = data[at : at + _FAR]
+                yield start, at + len(after) - len(after.lstrip(_B64)), name
+                at = data.find(piece, at + len(piece))
 
     def folded(self, data: bytes) -> Iterator[tuple[int, int, str]]:
         """Base64 of a secret that a program broke into lines: (start, end, name)."""
-        if not any(half in data for half in self._halves):
+        if not any(part in data for part in self._parts):
             return
         keep = [at for at, byte in enumerate(data) if byte not in b"\r\n"]
         for start, end, name in self.spans(data.translate(None, b"\r\n")):
@@ -147,13 +160,12 @@ def _forms(value: str) -> set[bytes]:
     return {form for form in found if len(form) >= MIN_SECRET_LENGTH}
 
 
-def _halves(value: str) -> set[bytes]:
-    """Both halves of its base64: of a text broken into lines one of them is still whole."""
+def _parts(value: str) -> set[bytes]:
+    """Pieces of its base64, of which some are still whole when it is broken into lines."""
     found: set[bytes] = set()
     for offset in range(3):
         for core in _base64_at(value.encode(), offset):
-            middle = len(core) // 2
-            found |= {half for half in (core[:middle], core[middle:]) if len(half) >= _LEAST_PIECE}
+            found |= {core[at : at + _PIECE] for at in range(0, len(core) - _PIECE + 1, _PIECE)}
     return found
 
 

@@ -33,7 +33,7 @@ _CODE = re.compile(rb"[(\[{}]|\$\{|\{\{|#\{|%[(s{]|<%|::|->|=>|[=!]=|\.\.\.")
 _DOTTED = re.compile(rb"[A-Za-z_]\w*(?:(?:\.|->|::)[A-Za-z_]\w*)+;?")
 _VERSION = re.compile(rb"[v^~<>=]*[0-9]+(?:\.[0-9]+)+[\w.+-]*")
 _WORDY = re.compile(rb"[A-Za-z\x80-\xff]*+(?:[_ .:/-][A-Za-z\x80-\xff]++)*+[.:!?]?")
-_NUMBERED_WORD = re.compile(rb"[A-Za-z]+(?:[_-][A-Za-z]+)*[_-]?[0-9]{1,3}")
+_NUMBERED_WORD = re.compile(rb"[A-Za-z]{1,16}[0-9]{1,3}|[A-Za-z]+(?:[_-][A-Za-z]+)+[_-]?[0-9]{1,4}")
 _IDENTIFIER = re.compile(
     rb"_*(?:[a-z]+(?:_[a-z0-9]+)*|[a-z]+[0-9]?(?:[A-Z][a-z]+[0-9]?)*|[A-Z]+(?:_[A-Z0-9]+)*|(?:[A-Z][a-z]+[0-9]?)+)[0-9]{0,2}_*"
 )

@@ -28,6 +28,7 @@ from supervisor.logs.redact.gates import (
     SCHEME,
     SHORT,
     TOKEN,
+    TREE,
     URL,
     Anchored,
     Enough,
@@ -40,18 +41,20 @@ from supervisor.logs.redact.table import Rule
 
 _IN_RUN = b"\1"
 _AS_RUN = bytes(1 if byte in TOKEN else 0 for byte in range(256))
-_NAME_ROOM = 64
+_NAME_ROOM = 96
 """A name and what may stand between it and its value are not longer."""
 _PROBE = 6
 _GROUPS = 3
 _LEAD = 5
 _LEADS = (b":", b"=")
 """What an anchor may have before its run, and how much of it."""
+_LETTER_BYTES = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+_LETTERS = frozenset(_LETTER_BYTES)
 _MOST_CLEAN = 1 << 14
 _LONGEST_CLEAN = 128
 
-_named, _authorization, _option, _url, _curl = (
-    re.compile(shape, re.IGNORECASE) for shape in (NAMED, AUTHORIZATION, OPTION, URL, CURL)
+_named, _authorization, _option, _url, _curl, _tree = (
+    re.compile(shape, re.IGNORECASE) for shape in (NAMED, AUTHORIZATION, OPTION, URL, CURL, TREE)
 )
 _named_long, _cookie, _option_long, _scheme = (
     re.compile(shape + rb"\Z", re.IGNORECASE) for shape in (NAMED_LONG, COOKIE, OPTION_LONG, SCHEME)
@@ -77,13 +80,17 @@ class PlainEngine:
         self._rows: dict[int, list[tuple[Anchored, int]]] = {}
         self._clean: set[bytes] = set()
         probes: list[Anchor] = []
+        unmarked: list[Anchor] = []
         self._rules = rules
         for row in anchored(rules):
             _check(row.anchor)
             offset, window = probe(row.anchor, _PROBE)
             probes.append(window)
+            if all(members & _LETTERS for members in row.anchor):
+                unmarked.append(window)
             self._rows.setdefault(next(iter(window[0])), []).append((row, offset))
         self._probes = re.compile(_alternatives(probes).encode())
+        self._unmarked = re.compile(_alternatives(unmarked).encode())
         self._text = re.compile(as_regex(text_group() * _GROUPS).encode())
 
     def scan(self, data: bytes, most: int) -> list[Event]:
@@ -108,26 +115,35 @@ class PlainEngine:
         if len(self._clean) > _MOST_CLEAN:
             self._clean.clear()
         clean = self._clean
-        pieces: list[bytes] = []
-        starts: list[int] = []
+        marked: list[tuple[int, bytes]] = []
+        unmarked: list[tuple[int, bytes]] = []
         for start, end in runs:
             begin = max(0, start - _LEAD) if data[start - 1 : start] in _LEADS else start
             piece = data[begin:end]
             if piece not in clean:
-                pieces.append(piece)
-                starts.append(begin)
-        text = b"\n".join(pieces)
-        offsets = _offsets(pieces)
+                # Hashes and pictures: most rules have an underscore or a dash, and need not be tried.
+                (marked if piece.translate(None, _LETTER_BYTES) else unmarked).append((begin, piece))
+        for pieces, probes in ((marked, self._probes), (unmarked, self._unmarked)):
+            if pieces:
+                yield from self._in_pieces(data, pieces, probes)
+
+    def _in_pieces(
+        self, data: bytes, pieces: list[tuple[int, bytes]], probes: re.Pattern[bytes]
+    ) -> Iterator[Event]:
+        text = b"\n".join([piece for _, piece in pieces])
+        offsets = _offsets([piece for _, piece in pieces])
         dirty: set[int] = set()
-        for probes, look in ((self._probes, self._rows_at), (self._text, self._cores_at)):
+        for pattern, look in ((probes, self._rows_at), (self._text, self._cores_at)):
             at = 0
-            while hit := probes.search(text, at):
+            while hit := pattern.search(text, at):
                 at = hit.start() + 1
                 number = bisect_right(offsets, hit.start()) - 1
-                for event in look(data, starts[number] + hit.start() - offsets[number]):
+                for event in look(data, pieces[number][0] + hit.start() - offsets[number]):
                     dirty.add(number)
                     yield event
-        clean.update(p for n, p in enumerate(pieces) if n not in dirty and len(p) < _LONGEST_CLEAN)
+        self._clean.update(
+            piece for number, (_, piece) in enumerate(pieces) if number not in dirty and len(piece) < _LONGEST_CLEAN
+        )
 
     def _rows_at(self, data: bytes, where: int) -> Iterator[Event]:
         for row, offset in self._rows[data[where]]:
@@ -201,6 +217,8 @@ def _short_names(data: bytes, low: bytes) -> Iterator[Event]:
         for at in _places(low, name):
             if match := _named.match(data, at):
                 yield Event(Gate.NAMED, 0, match.end() - SHORT)
+            elif match := _tree.match(data, at):
+                yield Event(Gate.TREE, 0, match.end() - 1)
             if at and low[at - 1] == 0x2D and (match := _option.match(data, at - 1)):
                 yield Event(Gate.OPTION, 0, match.end() - SHORT)
             elif name == b"passw" and (login := _login.search(data[max(0, at - 96) : at])):
@@ -241,7 +259,7 @@ def _shapes(data: bytes, low: bytes) -> Iterator[Event]:
 
 
 def _escapes(data: bytes) -> Iterator[Event]:
-    for needle in (b"\\u00", b"\\/", b"%"):
+    for needle in (b"\\u00", b"\\/", b"%", b"\\" * 16):
         for at in _places(data, needle):
             if match := _escape.match(data, at):
                 yield Event(Gate.ESCAPE, 0, match.end() - 1)
@@ -253,11 +271,13 @@ def _escapes(data: bytes) -> Iterator[Event]:
 
 def _colours(data: bytes, at: int) -> Iterator[Event]:
     """at: where a terminal sequence may begin."""
+    while at and data[at - 1] == 0x5C:
+        at -= 1
     if at > 1 and (match := _colour.match(data, at - 2)):
         yield Event(Gate.COLOUR, 0, match.end() - 1)
     begin = max(0, at - _NAME_ROOM)
     name = data[begin:at].rstrip(_SIGNS + _QUOTES).lower()
-    if name.endswith(_COLOURED) and (match := _named_colour.search(data, begin + len(name) - 16 if len(name) > 16 else begin, at + 7)):
+    if name.endswith(_COLOURED) and (match := _named_colour.search(data, max(0, at - 32), at + 14)):
         yield Event(Gate.COLOUR, 0, match.end() - 1)
 
 
