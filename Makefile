@@ -5,13 +5,15 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin
 
-.PHONY: help setup run test lint types unit test-system bench-box clean
+.PHONY: help setup run test lint types unit test-system bench-box bench-logs redaction-report clean
 
 help:
 	@echo "make run          box a small real agent that repairs a failing test (no key, no network)"
 	@echo "make test         formatting, types, and all tests that run on this machine"
 	@echo "make test-system  the same promises in a Debian virtual machine with cgroup v2"
 	@echo "make bench-box    measure the box and the kill beside their peers"
+	@echo "make bench-logs   measure the redactor beside other scanners, and under floods"
+	@echo "make redaction-report  its precision and recall on a generated corpus"
 
 $(VENV)/.ready: pyproject.toml scripts/setup
 	scripts/setup "$(PYTHON)" "$(VENV)"
@@ -40,6 +42,12 @@ test-system: setup
 
 bench-box: setup
 	$(RUN)/python -m bench.box
+
+bench-logs: setup
+	$(RUN)/python -m bench.logs
+
+redaction-report: setup
+	$(RUN)/python -m bench.redaction
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

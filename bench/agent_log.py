@@ -36,23 +36,44 @@ def agent_lines(total_bytes: int, seed: int = 1) -> list[bytes]:
 
 def _sources() -> list[list[str]]:
     folder = Path(sysconfig.get_path("stdlib"))
-    names = ("argparse", "ast", "asyncio/base_events", "dataclasses", "difflib", "shutil", "tarfile", "typing")
+    names = (
+        "argparse",
+        "ast",
+        "asyncio/base_events",
+        "dataclasses",
+        "difflib",
+        "shutil",
+        "tarfile",
+        "typing",
+    )
     return [(folder / f"{name}.py").read_text().splitlines() for name in names]
 
 
 def _event(chance: random.Random, sources: list[list[str]], number: int) -> dict[str, object]:
-    kind = chance.choices(("say", "read", "git", "tests", "ls", "http", "image"), (30, 25, 8, 14, 12, 10, 0.3))[0]
+    kind = chance.choices(
+        ("say", "read", "git", "tests", "ls", "http", "image"), (30, 25, 8, 14, 12, 10, 0.3)
+    )[0]
     text = _TEXTS[kind](chance, sources)
     usage = {"input_tokens": chance.randrange(1 << 16), "output_tokens": chance.randrange(4096)}
     if kind == "say":
         content: object = [{"type": "text", "text": text}]
         return {
             "type": "assistant",
-            "message": {"id": f"msg_{_hex(chance, 24)}", "role": "assistant", "content": content, "usage": usage},
+            "message": {
+                "id": f"msg_{_hex(chance, 24)}",
+                "role": "assistant",
+                "content": content,
+                "usage": usage,
+            },
             "session_id": _uuid(chance),
         }
     content = [{"type": "tool_result", "tool_use_id": f"toolu_{_hex(chance, 24)}", "content": text}]
-    return {"type": "user", "uuid": _uuid(chance), "seq": number, "message": {"role": "user", "content": content}}
+    return {
+        "type": "user",
+        "uuid": _uuid(chance),
+        "seq": number,
+        "message": {"role": "user", "content": content},
+    }
 
 
 def _hex(chance: random.Random, length: int) -> str:
@@ -91,7 +112,8 @@ def _git(chance: random.Random, _: list[list[str]]) -> str:
 
 def _tests(chance: random.Random, _: list[list[str]]) -> str:
     rows = (
-        f"{_path(chance)}::test_{chance.choice(_WORDS)}_{chance.choice(_WORDS)} \x1b[32mPASSED\x1b[0m [ {n:3}%]"
+        f"{_path(chance)}::test_{chance.choice(_WORDS)}_{chance.choice(_WORDS)} "
+        f"\x1b[32mPASSED\x1b[0m [ {n:3}%]"
         for n in range(chance.randrange(5, 60))
     )
     return "\n".join(rows)
@@ -115,7 +137,9 @@ def _http(chance: random.Random, _: list[list[str]]) -> str:
 
 
 def _image(chance: random.Random, _: list[list[str]]) -> str:
-    return "data:image/png;base64," + base64.b64encode(chance.randbytes(chance.randrange(2000, 90000))).decode()
+    return (
+        "data:image/png;base64," + base64.b64encode(chance.randbytes(chance.randrange(2000, 90000))).decode()
+    )
 
 
 _TEXTS = {"say": _say, "read": _read, "git": _git, "tests": _tests, "ls": _ls, "http": _http, "image": _image}

@@ -1,6 +1,6 @@
-"""Owns a corpus of made-up credentials: documented formats, the places they turn up in, how they are encoded.
+"""Owns a corpus of made-up credentials: formats, the places they turn up in, how they are encoded.
 May touch nothing.
-Never takes a format from the redactor's own table: what makers and public scanners document is written down again.
+Never takes a format from the redactor's own table: what makers document is written down again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ FORMATS: dict[str, tuple[str, ...]] = {
     "gcp-oauth-refresh-token": ("1//0{url:40-100}", "1//03{url:90}"),
     "gcp-oauth-client-secret": ("GOCSPX-{url:28}",),
     "azure-ad-client-secret": ("{b62:3}{dig:1}Q~{b62:31-34}", "{b62:3}7Q~{url:34}"),
-    "azure-sas-signature": ("?sv=2023-01-03&sr=c&sig={b62:43}%3D", "&sp=rl&sig={b62:20}%2B{b62:22}%3D&se=2027"),
+    "azure-sas-signature": (
+        "?sv=2023-01-03&sr=c&sig={b62:43}%3D",
+        "&sp=rl&sig={b62:20}%2B{b62:22}%3D&se=2027",
+    ),
     "github-pat": ("ghp_{b62:36}",),
     "github-oauth": ("gho_{b62:36}",),
     "github-user-token": ("ghu_{b62:36}",),
@@ -53,9 +56,14 @@ FORMATS: dict[str, tuple[str, ...]] = {
         "https://hooks.slack.com/services/T{up:8-10}/B{up:8-10}/{b62:23-25}",
         "https://hooks.slack.com/workflows/T{up:8-10}/A{up:8-10}/{dig:18}/{b62:24}",
     ),
-    "teams-webhook": ("https://x.webhook.office.com/webhookb2/{uuid}@{uuid}/IncomingWebhook/{hex:32}/{uuid}",),
+    "teams-webhook": (
+        "https://x.webhook.office.com/webhookb2/{uuid}@{uuid}/IncomingWebhook/{hex:32}/{uuid}",
+    ),
     "discord-webhook": ("https://discordapp.com/api/webhooks/{dig:17-20}/{url:60-80}",),
-    "discord-bot-token": ("MT{letters:1}{b62:20-23}.{url:6}.{url:27-38}", "Nz{letters:1}{b62:20-23}.{url:6}.{url:38}"),
+    "discord-bot-token": (
+        "MT{letters:1}{b62:20-23}.{url:6}.{url:27-38}",
+        "Nz{letters:1}{b62:20-23}.{url:6}.{url:38}",
+    ),
     "telegram-bot-token": ("{dig:8-10}:AA{url:33}", "{dig:9}:AA{url:32-33}"),
     "stripe-secret-key": ("sk_live_{b62:24-99}", "sk_test_{b62:24}", "rk_live_{b62:24}", "rk_prod_{b62:24}"),
     "stripe-webhook-secret": ("whsec_{b62:32}", "whsec_{b64:32}="),
@@ -70,10 +78,21 @@ FORMATS: dict[str, tuple[str, ...]] = {
     "shopify-token": ("shpat_{hex:32}", "shpca_{HEX:32}", "shppa_{hex:32}", "shpss_{hex:32}"),
     "braintree-access-token": ("access_token$production${low:16}${hex:32}",),
     "openai-legacy-key": ("sk-{b62:20}T3BlbkFJ{b62:20}",),
-    "openai-api-key": ("sk-proj-{url:74}T3BlbkFJ{url:74}", "sk-proj-{url:58}T3BlbkFJ{url:58}", "sk-proj-{url:48}"),
-    "openai-service-account-key": ("sk-svcacct-{url:58}T3BlbkFJ{url:58}", "sk-service-{url:20}T3BlbkFJ{url:20}"),
+    "openai-api-key": (
+        "sk-proj-{url:74}T3BlbkFJ{url:74}",
+        "sk-proj-{url:58}T3BlbkFJ{url:58}",
+        "sk-proj-{url:48}",
+    ),
+    "openai-service-account-key": (
+        "sk-svcacct-{url:58}T3BlbkFJ{url:58}",
+        "sk-service-{url:20}T3BlbkFJ{url:20}",
+    ),
     "openai-admin-key": ("sk-admin-{url:58}T3BlbkFJ{url:58}",),
-    "anthropic-api-key": ("sk-ant-api03-{url:93}AA", "sk-ant-admin01-{url:93}AA", "sk-ant-oat01-{url:80-100}AA"),
+    "anthropic-api-key": (
+        "sk-ant-api03-{url:93}AA",
+        "sk-ant-admin01-{url:93}AA",
+        "sk-ant-oat01-{url:80-100}AA",
+    ),
     "huggingface-token": ("hf_{letters:34}", "hf_{b62:34}"),
     "huggingface-org-token": ("api_org_{letters:34}",),
     "replicate-token": ("r8_{b62:37}",),
@@ -130,7 +149,10 @@ FORMATS: dict[str, tuple[str, ...]] = {
     "figma-token": ("figd_{url:38-42}",),
     "airtable-pat": ("pat{b62:14}.{hex:64}",),
     "postman-api-key": ("PMAK-{hex:24}-{hex:34}",),
-    "onepassword-secret-key": ("A3-{up:6}-{up:6}-{up:5}-{up:5}-{up:5}", "A3-{up:6}-{up:11}-{up:5}-{up:5}-{up:5}"),
+    "onepassword-secret-key": (
+        "A3-{up:6}-{up:6}-{up:5}-{up:5}-{up:5}",
+        "A3-{up:6}-{up:11}-{up:5}-{up:5}-{up:5}",
+    ),
     "onepassword-service-token": ("ops_eyJ{b62:168-250}",),
     "circleci-pat": ("CCIPAT_{b62:22}_{hex:40}",),
     "buildkite-token": ("bkua_{hex:40}", "bkaa_{b62:40}"),
@@ -147,19 +169,27 @@ FORMATS: dict[str, tuple[str, ...]] = {
     "azure-storage-key": ("DefaultEndpointsProtocol=https;AccountName=x1;AccountKey={b64:86}==",),
     "azure-service-bus-key": ("SharedAccessKeyName=R;SharedAccessKey={b64:43}=",),
     "twilio-auth-token": ("TWILIO_AUTH_TOKEN={hex:32}", "twilio.auth_token: '{hex:32}'"),
-    "datadog-api-key": ("DD_API_KEY={hex:32}", "datadog_app_key = \"{hex:40}\""),
+    "datadog-api-key": ("DD_API_KEY={hex:32}", 'datadog_app_key = "{hex:40}"'),
     "cloudflare-api-token": ("CLOUDFLARE_API_TOKEN={url:40}", "cloudflare_api_key: {hex:37}"),
     "password-assignment": (
         'password = "{b62:10-24}!"',
         "PGPASSWORD={b62:12}",
-        'spring.datasource.password={b62:14}',
-        'Server=db;User Id=sa;Password={b62:6}&{b62:6};',
+        "spring.datasource.password={b62:14}",
+        "Server=db;User Id=sa;Password={b62:6}&{b62:6};",
         '"db_passwd": "{b62:12}$"',
         "jdbc:mysql://db/app?user=app&password={b62:12}",
         "Driver={ODBC Driver};Server=db;UID=sa;PWD={b62:14};",
     ),
-    "secret-assignment": ("client_secret={b62:32}", "clientSecret: '{url:40}'", '"session_secret": "{hex:64}"'),
-    "token-assignment": ("export DEPLOY_TOKEN={b62:24}", '"refreshToken": "{url:64}"', "--header token={hex:40}"),
+    "secret-assignment": (
+        "client_secret={b62:32}",
+        "clientSecret: '{url:40}'",
+        '"session_secret": "{hex:64}"',
+    ),
+    "token-assignment": (
+        "export DEPLOY_TOKEN={b62:24}",
+        '"refreshToken": "{url:64}"',
+        "--header token={hex:40}",
+    ),
     "api-key-assignment": ('"api_key": "{b62:32}"', "apikey={hex:32}", "X_API_KEY: {b62:40}"),
     "cli-secret-option": ("deploy --password {b62:14} --region eu", "tool --api-key {hex:32}"),
     "netrc-password": ("machine git.example.com login bot password {b62:14}",),
@@ -169,26 +199,31 @@ FORMATS: dict[str, tuple[str, ...]] = {
     "http-authorization-other": ("Authorization: Token {hex:40}",),
     "http-cookie": ("Cookie: sid={b62:32}; theme=dark", "Set-Cookie: session={b62:40}; HttpOnly"),
     "http-api-key-header": ("X-Api-Key: {b62:32}", "x-goog-api-key: {url:39}"),
-    "postgres-url": ("postgres://app:{b62:12}@db.example.com:5432/app", "postgresql+asyncpg://a:{b62:8}@{b62:4}@db/app"),
+    "postgres-url": (
+        "postgres://app:{b62:12}@db.example.com:5432/app",
+        "postgresql+asyncpg://a:{b62:8}@{b62:4}@db/app",
+    ),
     "mysql-url": ("mysql://root:{b62:12}@127.0.0.1:3306/app",),
     "mongodb-url": ("mongodb+srv://app:{b62:16}@c0.example.net/?retryWrites=true",),
     "redis-url": ("redis://:{b62:20}@cache:6379/0", "rediss://default:{b62:20}@cache:6380"),
     "amqp-url": ("amqps://app:{b62:12}@mq/vhost",),
     "http-url": ("https://bot:{b62:16}@example.com/x.git", "https://{b62:40}@example.com/x.git"),
     "private-key": (
-        "-----BEGIN RSA PRIVATE KEY-----{nl}{b64:64}{nl}{b64:64}{nl}{b64:30}=={nl}-----END RSA PRIVATE KEY-----",
+        "-----BEGIN RSA PRIVATE KEY-----{nl}{b64:64}{nl}{b64:64}{nl}{b64:30}=={nl}"
+        "-----END RSA PRIVATE KEY-----",
         "-----BEGIN OPENSSH PRIVATE KEY-----{nl}{b64:70}{nl}{b64:70}{nl}-----END OPENSSH PRIVATE KEY-----",
         "-----BEGIN PRIVATE KEY-----{nl}{b64:64}{nl}{b64:64}{nl}-----END PRIVATE KEY-----",
         "-----BEGIN EC PRIVATE KEY-----{nl}{b64:64}{nl}{b64:64}{nl}-----END EC PRIVATE KEY-----",
     ),
     "pgp-private-key": (
-        "-----BEGIN PGP PRIVATE KEY BLOCK-----{nl}{nl}{b64:64}{nl}{b64:64}{nl}={b64:4}{nl}-----END PGP PRIVATE KEY BLOCK-----",
+        "-----BEGIN PGP PRIVATE KEY BLOCK-----{nl}{nl}"
+        "{b64:64}{nl}{b64:64}{nl}={b64:4}{nl}-----END PGP PRIVATE KEY BLOCK-----",
     ),
 }
 
 
 class Planted(NamedTuple):
-    """format: the key in FORMATS; where: the context; secret: the parts that must not survive; line: one log line."""
+    """format: the key in FORMATS; where: the context; secret: parts that must not survive; line: one log line."""
 
     format: str
     where: str

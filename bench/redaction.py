@@ -1,4 +1,4 @@
-"""Owns precision and recall of the redactor on the generated corpus, per format, context and kind of clean text.
+"""Owns precision and recall of the redactor on the generated corpus, per context and kind of clean text.
 May touch stdout.
 Never counts a secret as found because a marker stands there: what matters is that it is gone.
 """
@@ -24,6 +24,7 @@ _BASE64 = re.compile(r"[A-Za-z0-9+/_-]+")
 _PIECE = 10
 _LEAST = 8
 
+
 def survives(secret: list[str], clean: bytes) -> bool:
     """Does a piece of what was made up stand in what was let through, as it is or decoded?"""
     said = clean.decode("utf-8", "replace")
@@ -34,7 +35,7 @@ def survives(secret: list[str], clean: bytes) -> bool:
         texts += (_decoded(run[at:]) for at in range(4) if len(run) > 12)
     for part in secret:
         size = min(_PIECE, len(part))
-        pieces = {part[at : at + size] for at in range(0, len(part) - size + 1)}
+        pieces = {part[at : at + size] for at in range(len(part) - size + 1)}
         if size >= _LEAST and any(piece in text for piece in pieces for text in texts):
             return True
     return False
@@ -90,7 +91,9 @@ def main() -> None:
     print(f"\n{'clean text':34} {'lines':>8} {'hit':>8}")
     for kind, count in lines.items():
         print(f"{kind:34} {count:8} {wrong[kind]:8}")
-    print(f"\nrecall     {hits / planted_count:.5f} ({hits} of {planted_count}; {named} named by the very rule)")
+    print(
+        f"\nrecall     {hits / planted_count:.5f} ({hits} of {planted_count}; {named} named by the very rule)"
+    )
     print(f"precision  {hits / (hits + false):.5f} ({false} of {lines.total()} clean lines hit)")
     print(f"JSON lines that are no longer JSON: {broken}")
     for (name, where), count in missed.most_common(30):

@@ -31,8 +31,12 @@ class _Refused(SupervisorError):
 
 @click.command()
 @click.argument("files", nargs=-1, type=click.Path(dir_okay=False))
-@click.option("--check", is_flag=True, help="Print where something would be redacted; exit with 1 if anything.")
-@click.option("--in-place", is_flag=True, help="Replace the files. No backup is made: it would hold the secrets.")
+@click.option(
+    "--check", is_flag=True, help="Print where something would be redacted; exit with 1 if anything."
+)
+@click.option(
+    "--in-place", is_flag=True, help="Replace the files. No backup is made: it would hold the secrets."
+)
 @click.option("--env", "names", multiple=True, metavar="NAME", help="Also redact the value of this variable.")
 @click.option("--rules", is_flag=True, help="List the rules instead.")
 @click.option("--json", "as_json", is_flag=True, help="A summary on standard error, as one JSON object.")
@@ -74,7 +78,9 @@ def _list_rules(as_json: bool) -> int:
 def _values(names: tuple[str, ...]) -> dict[str, str]:
     missing = [name for name in names if not os.environ.get(name)]
     if missing:
-        raise UsageError(f"there is no variable {missing[0]!a}", hint="--env takes the name of one that is set")
+        raise UsageError(
+            f"there is no variable {missing[0]!a}", hint="--env takes the name of one that is set"
+        )
     return {name: os.environ[name] for name in names}
 
 
@@ -146,7 +152,9 @@ def _replace(path: str, fd: int, redactor: Redactor) -> int:
     """A new file in the place of the old one, or nothing at all; never half of one."""
     about = os.fstat(fd)
     if not stat.S_ISREG(about.st_mode) or about.st_nlink != 1:
-        raise _Refused(f"{path} is not a regular file with one name", hint="redact it to another file instead")
+        raise _Refused(
+            f"{path} is not a regular file with one name", hint="redact it to another file instead"
+        )
     made, name = tempfile.mkstemp(dir=os.path.dirname(os.path.abspath(path)), prefix=".redact-")
     try:
         found = _filter(

@@ -26,11 +26,58 @@ from supervisor.logs.redact.table import shipped
 PLACED = {Gate.ANCHOR, Gate.BASE64, Gate.NAMED, Gate.NAMED_LONG, Gate.OPTION, Gate.SCHEME}
 MANY = 1 << 20
 FRAGMENTS = [
-    b"password", b"passwd", b"secret", b"token", b"api_key", b"authorization", b"Cookie: a=", b"bearer ", b"=", b": ", b":=",
-    b"=>", b"==", b'"', b'\\"', b"'", b"\n", b"\\n", b"\t", b" ", b"://", b"@", b":", b"\x1b[31m", b"\\u001b[0m", b"%2F", b"\\/",
-    b"\\u0041", b"-", b"--", b"login ", b" -u ", b"PRIVATE KEY", b"-----BEGIN ", b"abcDEF12", b"0123456789abcdef", b"hunter2Xy",
-    b"\xff", b"\0", b"a", b"Z", b"[", b"{", b"$", b"~", b"=" * 3, b"eyJ", b"sk-", b"ghp_", b"_", b".",
-]  # fmt: skip
+    b"password",
+    b"passwd",
+    b"secret",
+    b"token",
+    b"api_key",
+    b"authorization",
+    b"Cookie: a=",
+    b"bearer ",
+    b"=",
+    b": ",
+    b":=",
+    b"=>",
+    b"==",
+    b'"',
+    b'\\"',
+    b"'",
+    b"\n",
+    b"\\n",
+    b"\t",
+    b" ",
+    b"://",
+    b"@",
+    b":",
+    b"\x1b[31m",
+    b"\\u001b[0m",
+    b"%2F",
+    b"\\/",
+    b"\\u0041",
+    b"-",
+    b"--",
+    b"login ",
+    b" -u ",
+    b"PRIVATE KEY",
+    b"-----BEGIN ",
+    b"abcDEF12",
+    b"0123456789abcdef",
+    b"hunter2Xy",
+    b"\xff",
+    b"\0",
+    b"a",
+    b"Z",
+    b"[",
+    b"{",
+    b"$",
+    b"~",
+    b"=" * 3,
+    b"eyJ",
+    b"sk-",
+    b"ghp_",
+    b"_",
+    b".",
+]
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +117,9 @@ def texts() -> st.SearchStrategy[bytes]:
 
 @settings(deadline=None, max_examples=400)
 @given(text=texts(), cut=st.integers(0, 400), gone=st.integers(0, 3))
-def test_the_same_in_anything(both: tuple[HyperEngine, PlainEngine], text: bytes, cut: int, gone: int) -> None:
+def test_the_same_in_anything(
+    both: tuple[HyperEngine, PlainEngine], text: bytes, cut: int, gone: int
+) -> None:
     text = text[:cut] + text[cut + gone :]
     assert seen(both[0], text) == seen(both[1], text)
 
@@ -90,18 +139,46 @@ FAST.ready()
 
 def hostile() -> Iterator[tuple[str, bytes]]:
     for piece in (
-        b"password=", b"password=hunter2Xy ", b"secret", b"://a:", b"https://a:b@", b"eyJaaaaaaaaaaaaaaaaaaaa.", b"sk-", b"A" * 7,
-        b"a_", b"a.b", b"\\", b"\\u005c", b"%25", b"\x1b[", b"\x1b[31m", b"-----BEGIN PRIVATE KEY-----", b"login a password ",
-        b'"', b"{", b"[", b'{"password":', b"cookie: a=", b"Z2hwXzAx", b"token: get_token_of_the_user_", b"key=a-b_c.d/", b"\r\n",
-    ):  # fmt: skip
+        b"password=",
+        b"password=hunter2Xy ",
+        b"secret",
+        b"://a:",
+        b"https://a:b@",
+        b"eyJaaaaaaaaaaaaaaaaaaaa.",
+        b"sk-",
+        b"A" * 7,
+        b"a_",
+        b"a.b",
+        b"\\",
+        b"\\u005c",
+        b"%25",
+        b"\x1b[",
+        b"\x1b[31m",
+        b"-----BEGIN PRIVATE KEY-----",
+        b"login a password ",
+        b'"',
+        b"{",
+        b"[",
+        b'{"password":',
+        b"cookie: a=",
+        b"Z2hwXzAx",
+        b"token: get_token_of_the_user_",
+        b"key=a-b_c.d/",
+        b"\r\n",
+    ):
         yield repr(piece), piece * (60_000 // len(piece))
     yield "a name and no end", b"password='" + b"a\\'" * 20_000
     yield "nested", b'{"a":' * 9_000 + b'"password=hunter2Xy"' + b"}" * 9_000
     yield "words", b"password=" + b"a" * 30_000 + b"!"
-    yield "base64 in base64", base64.b64encode(base64.b64encode(base64.b64encode(b"password=hunter2Xy99 " * 400)))
+    yield (
+        "base64 in base64",
+        base64.b64encode(base64.b64encode(base64.b64encode(b"password=hunter2Xy99 " * 400))),
+    )
 
 
-@pytest.mark.parametrize(("name", "text"), list(hostile()), ids=lambda value: value[:30] if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    ("name", "text"), list(hostile()), ids=lambda value: value[:30] if isinstance(value, str) else ""
+)
 def test_hostile_text_comes_to_an_end(name: str, text: bytes) -> None:
     for engines in (FAST, PLAIN):
         clean, _ = Redactor(engines=engines, bounded=False).redact(text)
@@ -121,7 +198,9 @@ def test_nobody_waits_for_the_compiler() -> None:
     first = engines.now()
     assert first.scan(b"password=hunter2Xy", 10) == [Event(Gate.NAMED, 0, 9)]
     assert engines.ready().name == "hyperscan"
-    assert not [thread for thread in threading.enumerate() if thread.name == "redact-compile" and thread.is_alive()]
+    assert not [
+        thread for thread in threading.enumerate() if thread.name == "redact-compile" and thread.is_alive()
+    ]
 
 
 def test_without_the_package_the_plain_engine_serves(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,9 +123,16 @@ def test_what_only_sounds_secret_stays(line: str) -> None:
 @settings(deadline=None, max_examples=150)
 @given(
     value=st.recursive(
-        st.one_of(st.text(max_size=30), st.just(f"a {PAT}"), st.just('password="hunter2Xy"'), st.integers(), st.booleans()),
+        st.one_of(
+            st.text(max_size=30),
+            st.just(f"a {PAT}"),
+            st.just('password="hunter2Xy"'),
+            st.integers(),
+            st.booleans(),
+        ),
         lambda inner: st.one_of(
-            st.lists(inner, max_size=4), st.dictionaries(st.sampled_from(["a", "password", "token", PAT]), inner, max_size=4)
+            st.lists(inner, max_size=4),
+            st.dictionaries(st.sampled_from(["a", "password", "token", PAT]), inner, max_size=4),
         ),
         max_leaves=12,
     ),
@@ -155,7 +162,9 @@ def test_json_stays_json_and_keeps_its_shape(value: object, nested: bool) -> Non
 def test_a_key_over_lines(written: Callable[[str], str]) -> None:
     """Each line is a call of its own: nothing is left to the size of a read."""
     redactor = Redactor(key=b"k")
-    out = b"\n".join(redactor.redact_lines([written(line).encode()], "s")[0][0] or b"" for line in ["a", *KEY_LINES, "b"])
+    out = b"\n".join(
+        redactor.redact_lines([written(line).encode()], "s")[0][0] or b"" for line in ["a", *KEY_LINES, "b"]
+    )
     for piece in BODY:
         assert piece[4:16].encode() not in out
     assert redactor.redact_lines([b"after that MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSj"], "s")[0][1] == 0
@@ -165,7 +174,10 @@ def test_a_key_with_other_lines_in_between_and_on_another_stream() -> None:
     redactor = Redactor(key=b"k")
     body = BODY[0].encode()
     redactor.redact_lines([KEY_LINES[0].encode()], "s")
-    assert redactor.redact_lines([b"GET /x 200", b"a line of another thread"], "s")[1] == (b"a line of another thread", 0)
+    assert redactor.redact_lines([b"GET /x 200", b"a line of another thread"], "s")[1] == (
+        b"a line of another thread",
+        0,
+    )
     assert redactor.redact_lines([body], "other") == [(body, 0)]
     assert redactor.redact_lines([body], "s")[0][1] == 1
 
@@ -205,7 +217,11 @@ def test_a_known_value_in_every_form(name: str) -> None:
         (clean,) = run(line.encode(), known={"BAR": SECRET})
         assert b"[redacted:" in clean
         assert run(line.encode())[0] == line.encode() or name == "base64 of JSON", "control"
-        for piece in (SECRET[6:18], base64.b64encode(SECRET.encode())[8:20].decode(), SECRET.encode().hex()[12:30]):
+        for piece in (
+            SECRET[6:18],
+            base64.b64encode(SECRET.encode())[8:20].decode(),
+            SECRET.encode().hex()[12:30],
+        ):
             assert piece.encode() not in clean
 
 
@@ -228,7 +244,9 @@ def test_each_member_of_a_known_document_and_each_line() -> None:
 
 
 def test_two_known_values_of_which_one_is_in_the_other() -> None:
-    (clean,) = run(b"see abcdef-longer-and-more here", known={"SHORT": "abcdef", "LONG": "abcdef-longer-and-more"})
+    (clean,) = run(
+        b"see abcdef-longer-and-more here", known={"SHORT": "abcdef", "LONG": "abcdef-longer-and-more"}
+    )
     assert b"longer" not in clean and b"abcdef" not in clean
 
 
@@ -292,7 +310,11 @@ def test_every_way_a_password_stands_in_an_address() -> None:
     for address in ("https://me:p@ss:W0rd9@host/x", "redis://:p@ssW0rd9@h", "ftp://me:p%40ssW0rd9@h/"):
         (clean,) = run(f"go {address} now".encode())
         assert b"W0rd9" not in clean and b"@h" in clean
-    for kept in ("https://example.com/@scope/pkg", "postgres://user:password@localhost/db", "ssh://git@example.com/x.git"):
+    for kept in (
+        "https://example.com/@scope/pkg",
+        "postgres://user:password@localhost/db",
+        "ssh://git@example.com/x.git",
+    ):
         assert run(kept.encode()) == [kept.encode()]
 
 

@@ -198,7 +198,9 @@ def in_base64(anchor: Anchor, offset: int) -> Anchor:
     behind a group of three: the characters that depend on nothing before it.
     """
     sets = anchor[:MOST_BYTES]
-    bits: list[tuple[frozenset[int], int]] = [(members, shift) for members in sets for shift in range(7, -1, -1)]
+    bits: list[tuple[frozenset[int], int]] = [
+        (members, shift) for members in sets for shift in range(7, -1, -1)
+    ]
     skipped = -offset * 8 % 6
     found: list[frozenset[int]] = []
     for at in range(skipped, len(bits) - 5, 6):

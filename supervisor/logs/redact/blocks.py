@@ -11,15 +11,19 @@ from typing import NamedTuple
 from supervisor.logs.redact.views import COLOURS, View
 
 _BEGIN = re.compile(
-    rb"-----BEGIN (?:PGP PRIVATE KEY BLOCK|(?:[A-Z0-9]+ ){0,3}PRIVATE KEY)-----|---- BEGIN SSH2 (?:ENCRYPTED )?PRIVATE KEY ----"
+    rb"-----BEGIN (?:PGP PRIVATE KEY BLOCK|(?:[A-Z0-9]+ ){0,3}PRIVATE KEY)-----"
+    rb"|---- BEGIN SSH2 (?:ENCRYPTED )?PRIVATE KEY ----"
     rb"|Private-Lines: [0-9]{1,3}"
 )
 _END = re.compile(
-    rb"-----END (?:PGP PRIVATE KEY BLOCK|(?:[A-Z0-9]+ ){0,3}PRIVATE KEY)-----|---- END SSH2 (?:ENCRYPTED )?PRIVATE KEY ----"
+    rb"-----END (?:PGP PRIVATE KEY BLOCK|(?:[A-Z0-9]+ ){0,3}PRIVATE KEY)-----"
+    rb"|---- END SSH2 (?:ENCRYPTED )?PRIVATE KEY ----"
     rb"|Private-MAC: [0-9a-f]{40,64}"
 )
 _BODY = re.compile(
-    rb"[A-Za-z0-9+/]{40,}={0,2}|(?:\A|(?<=[\s>|:\]]))(?=\S*[0-9+/=])[A-Za-z0-9+/]{4,}={0,2}\s*\Z|(?:Proc-Type|DEK-Info|Comment|Version): [^\r\n]*"
+    rb"[A-Za-z0-9+/]{40,}={0,2}|(?:\A|"
+    rb"(?<=[\s>|:\]]))(?=\S*[0-9+/=])[A-Za-z0-9+/]{4,}={0,2}\s*\Z"
+    rb"|(?:Proc-Type|DEK-Info|Comment|Version): [^\r\n]*"
 )
 _STARTS_BODY = re.compile(
     rb"(?:\\[rn]|[\s\"'+,>|\\]|\x1b\[[0-9;]{0,16}m){0,24}(?:[A-Za-z0-9+/=]{16}|Proc-Type:|DEK-Info:|Comment:|Version:)"

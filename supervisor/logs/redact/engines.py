@@ -42,7 +42,9 @@ class Engines:
         if self._wanted and self._compiling is None:
             with self._lock:
                 if self._compiling is None:
-                    self._compiling = threading.Thread(target=self._compile, name="redact-compile", daemon=True)
+                    self._compiling = threading.Thread(
+                        target=self._compile, name="redact-compile", daemon=True
+                    )
                     self._compiling.start()
         if self._plain is None:
             self._plain = PlainEngine(self._rules)

@@ -196,8 +196,12 @@ class Finder:
 def _url_secret(secret: bytes, bare: bool) -> bool:
     if secret.lower() in _EXAMPLES or secret[:1] in (b"$", b"<", b"{", b"["):
         return False
-    if len(set(secret)) < 3 or not any(chr(byte).isalnum() for byte in secret if byte < 128) or (secret[:1] == secret[-1:] == b"%") or b"[redacted:" in secret:
+    if (
+        len(set(secret)) < 3
+        or not any(chr(byte).isalnum() for byte in secret if byte < 128)
+        or (secret[:1] == secret[-1:] == b"%")
+        or b"[redacted:" in secret
+    ):
         return False
     # A user alone is a token only when it looks like one.
     return not bare or (len(secret) >= 20 and any(48 <= byte <= 57 for byte in secret))
-

@@ -62,11 +62,7 @@ SHORT = 6
 LONG = 16
 NAMED = rb"(?:passw(?:or)?d|passphrase|pwd|secret)" + _BETWEEN + VALUE
 AUTHORIZATION = rb"authorization" + _BETWEEN + rb"[A-Za-z]{3}"
-NAMED_LONG = (
-    rb"(?:key|token|pat|jwt|pass|cred(?:ential)?s?|auth|key-data|\"[dk])"
-    + _BETWEEN
-    + LONG_VALUE
-)
+NAMED_LONG = rb"(?:key|token|pat|jwt|pass|cred(?:ential)?s?|auth|key-data|\"[dk])" + _BETWEEN + LONG_VALUE
 OPTION = (
     rb"(?:-(?:passw(?:or)?d|passphrase|secret)|login[ \t]{1,4}[^\s]{1,64}[ \t]{1,4}password)"
     rb"[ \t]{1,3}[\\\"']{0,4}" + VALUE
@@ -107,16 +103,57 @@ SHAPES: tuple[tuple[Gate, bytes], ...] = (
     (Gate.COLOUR, NAMED_COLOUR),
     (Gate.TREE, TREE),
 )
-TAIL = {NAMED: SHORT, AUTHORIZATION: 3, NAMED_LONG: LONG, OPTION: SHORT, OPTION_LONG: LONG, SCHEME: LONG, COOKIE: LONG}
+TAIL = {
+    NAMED: SHORT,
+    AUTHORIZATION: 3,
+    NAMED_LONG: LONG,
+    OPTION: SHORT,
+    OPTION_LONG: LONG,
+    SCHEME: LONG,
+    COOKIE: LONG,
+}
 """How many bytes before the end of such a match the value begins."""
 
 _NAMES = (
-    "passw", "passph", "secret", "token", "api_key", "apikey", "api-key", "access_key", "accesskey",
-    "private_key", "authoriz", "bearer ", "cookie:", "_auth", "\"auth", "://", "PRIVATE KEY", "Private-Lines",
-    "login ", "pwd=", "credent", "ing_key", "secret_key", "account", "ion_key", "curl ", "_pat", "-key", "jwt",
-    "key=", "key =", "key:", "key\":", "app_key",
-    "\"kty\"", "\"d\":", "pass=", "_pass",
-)  # fmt: skip
+    "passw",
+    "passph",
+    "secret",
+    "token",
+    "api_key",
+    "apikey",
+    "api-key",
+    "access_key",
+    "accesskey",
+    "private_key",
+    "authoriz",
+    "bearer ",
+    "cookie:",
+    "_auth",
+    '"auth',
+    "://",
+    "PRIVATE KEY",
+    "Private-Lines",
+    "login ",
+    "pwd=",
+    "credent",
+    "ing_key",
+    "secret_key",
+    "account",
+    "ion_key",
+    "curl ",
+    "_pat",
+    "-key",
+    "jwt",
+    "key=",
+    "key =",
+    "key:",
+    'key":',
+    "app_key",
+    '"kty"',
+    '"d":',
+    "pass=",
+    "_pass",
+)
 _MOST_SPELLINGS = 16
 _PLAIN = frozenset(range(0x20, 0x7F)) - frozenset(b">?~")
 """What follows a name. Without these three no base64 of it has a + or a /."""
@@ -146,7 +183,11 @@ def hidden(rules: tuple[Rule, ...]) -> tuple[Anchored, ...]:
     for rule in rules:
         if rule.kind == "token":
             # Without a certain piece of its own a rule is found in base64 by what stands before it.
-            known = rule.anchor if len(literals_in(rule.anchor)[1]) > 1 or not rule.before else anchor_of(rule.before)
+            known = (
+                rule.anchor
+                if len(literals_in(rule.anchor)[1]) > 1 or not rule.before
+                else anchor_of(rule.before)
+            )
             for spelled in _spelled_out(known):
                 _hide(found, spelled)
     for name in _NAMES:

@@ -102,7 +102,9 @@ class KnownEngine:
         forms = known.forms
         self._database: Any = hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK)
         expressions = ["".join(f"\\x{byte:02x}" for byte in form).encode() for form in forms]
-        self._database.compile(expressions=expressions, ids=list(range(len(forms))), flags=hyperscan.HS_FLAG_DOTALL)
+        self._database.compile(
+            expressions=expressions, ids=list(range(len(forms))), flags=hyperscan.HS_FLAG_DOTALL
+        )
 
     def ends(self, data: bytes) -> list[int]:
         """Where forms end, not more than one in the same place."""

@@ -77,7 +77,12 @@ def kind_of(key: bytes) -> str | None:
         return "secret-assignment"
     if last in _TOKEN or last.endswith(b"token"):
         return "token-assignment"
-    if last in _KEYS or last.endswith(b"apikey") or (last == b"key" and before in _QUALIFIERS) or (last == b"data" and before == b"key"):
+    if (
+        last in _KEYS
+        or last.endswith(b"apikey")
+        or (last == b"key" and before in _QUALIFIERS)
+        or (last == b"data" and before == b"key")
+    ):
         return "api-key-assignment"
     return "docker-registry-auth" if last == b"auth" else None
 

@@ -64,8 +64,31 @@ _block, _escape = re.compile(BLOCK), re.compile(ESCAPE)
 _colour = re.compile(COLOUR, re.IGNORECASE)
 _login = re.compile(rb"login[ \t]{1,4}[^\s]{1,64}[ \t]{1,4}\Z", re.IGNORECASE)
 _SHORT_NAMES = (b"passw", b"passp", b"pwd", b"secret")
-_LONG_NAMES = (b"key", b"token", b"pat", b"jwt", b"pass", b"cred", b"creds", b"credential", b"credentials", b"auth", b"key-data", b'"d', b'"k')
-_COLOURED = (*_LONG_NAMES, b"passwd", b"password", b"passphrase", b"pwd", b"secret", b"authorization", b"cookie")
+_LONG_NAMES = (
+    b"key",
+    b"token",
+    b"pat",
+    b"jwt",
+    b"pass",
+    b"cred",
+    b"creds",
+    b"credential",
+    b"credentials",
+    b"auth",
+    b"key-data",
+    b'"d',
+    b'"k',
+)
+_COLOURED = (
+    *_LONG_NAMES,
+    b"passwd",
+    b"password",
+    b"passphrase",
+    b"pwd",
+    b"secret",
+    b"authorization",
+    b"cookie",
+)
 _BARE_NAMES = (b"bearer", b"-token", b"-key", b"-pat", b"-pass")
 _SIGNS = b"=:>"
 _QUOTES = b"\\\"'`[]{ \t"
@@ -142,7 +165,9 @@ class PlainEngine:
                     dirty.add(number)
                     yield event
         self._clean.update(
-            piece for number, (_, piece) in enumerate(pieces) if number not in dirty and len(piece) < _LONGEST_CLEAN
+            piece
+            for number, (_, piece) in enumerate(pieces)
+            if number not in dirty and len(piece) < _LONGEST_CLEAN
         )
 
     def _rows_at(self, data: bytes, where: int) -> Iterator[Event]:
@@ -152,7 +177,7 @@ class PlainEngine:
 
     @functools.cached_property
     def _cores(self) -> dict[int, re.Pattern[bytes]]:
-        """By the sextet that they begin with. Compiling takes longer than most programs that need none run."""
+        """By the sextet that they begin with. Compiled only when one may be there."""
         found: dict[int, list[Anchor]] = {}
         for row in hidden(self._rules):
             found.setdefault(row.which, []).append(row.anchor)
@@ -245,6 +270,8 @@ def _long_names(data: bytes, runs: list[tuple[int, int]]) -> Iterator[Event]:
             continue
         if end - start >= LONG and shape.search(data, max(0, start - _NAME_ROOM), start + LONG):
             yield Event(gate, 0, start)
+
+
 def _shapes(data: bytes, low: bytes) -> Iterator[Event]:
     for at in _places(data, b"://"):
         if match := _url.match(data, at):

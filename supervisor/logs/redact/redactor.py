@@ -10,6 +10,7 @@ import importlib.util
 import secrets
 from bisect import bisect_right
 from collections import Counter
+from itertools import repeat
 
 from supervisor.logs.redact.blocks import Watch
 from supervisor.logs.redact.engines import Engines, default
@@ -29,7 +30,7 @@ NESTED = 8
 FLOOD = "flood"
 _BLOCK = 1 << 20
 _MOST_STREAMS = 256
-# What a repair may cost, in nanoseconds of one core as measured; a sustained flood is dropped, a burst is not.
+# What a repair may cost, in nanoseconds of one core as measured: a burst is repaired, a flood dropped.
 _EARNED_PER_BYTE = 8
 _COST_LINE = 30_000
 _COST_BYTE = 40
@@ -98,6 +99,10 @@ class Redactor:
             first = last
         return out
 
+    def spend_credit(self) -> None:
+        """From here on it is as after a long flood: a burst is not let through any more."""
+        self._credit = 0
+
     def suspicious(self, data: bytes) -> list[int]:
         """The gate alone: positions in the buffer that need a second look. Raises Enough for a flood."""
         most = len(data)
@@ -121,7 +126,7 @@ class Redactor:
             return self._dropped(lines)
         watch = self._watch(stream)
         if not positions and not watch.left:
-            return [(line, 0) for line in lines]
+            return list(zip(lines, repeat(0)))
         starts: list[int] = []
         at = 0
         for line in lines:
@@ -190,7 +195,9 @@ class Redactor:
             return clean
         if not telling:
             return None
-        rule = self._finder.names.judge(telling, value, True, telling.lower() + (document if len(name) == 1 else b""))
+        rule = self._finder.names.judge(
+            telling, value, True, telling.lower() + (document if len(name) == 1 else b"")
+        )
         if rule is None:
             header = self._finder.names.header(telling, value, 0)
             if header is None:

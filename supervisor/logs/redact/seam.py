@@ -17,7 +17,7 @@ class LineRedactor(Protocol):
 
     @property
     def longest(self) -> int:
-        """Nothing needs more bytes than this to be recognised: so much of a line that was cut is not shown."""
+        """Nothing needs more bytes than this to be recognised: so much of a cut line is not shown."""
         ...
 
     def redact(self, line: bytes) -> tuple[bytes, int]:

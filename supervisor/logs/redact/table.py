@@ -91,7 +91,9 @@ def faults(rules: tuple[Rule, ...], samples: int = 3) -> list[str]:
 
 
 def _faults_of(rule: Rule, samples: int) -> list[str]:
-    empty = [key for key in ("title", "pattern", "literals", "example", "near_miss") if not getattr(rule, key)]
+    empty = [
+        key for key in ("title", "pattern", "literals", "example", "near_miss") if not getattr(rule, key)
+    ]
     if empty:
         return [f"{key} is empty" for key in empty]
     if not rule.source.startswith("https://"):
