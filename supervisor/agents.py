@@ -21,8 +21,8 @@ DEFAULT_KIND = "sdk"
 class AgentKind:
     """One program. environment and files are fixed; with_models makes the files that list the models.
 
-    speaks: the upstream API it needs. start: how it is run without a person. note: what else its
-    user must know. Seen: the version that a test ran or that the settings were read from.
+    speaks: the upstream API it needs. start: how it is run without a person, MODEL and … to be filled
+    in. upstreams, models: for a profile to begin with. note: what else its user must know.
     """
 
     name: str
@@ -31,6 +31,8 @@ class AgentKind:
     start: str
     environment: dict[str, str]
     files: dict[str, str]
+    upstreams: tuple[str, ...] = ("openai",)
+    models: tuple[str, ...] = ("gpt-*",)
     with_models: Callable[[Sequence[str]], dict[str, str]] = lambda _: {}
     note: str = ""
 
@@ -56,6 +58,8 @@ _LITELLM = {"ANTHROPIC_API_BASE": GATEWAY_URL, "LITELLM_LOCAL_MODEL_COST_MAP": "
 _CODEX = f"""\
 model_provider = "supervisor"
 check_for_update_on_startup = false
+# A tool that runs at the provider: the gateway forwards those only where a profile bounds their uses.
+web_search = "disabled"
 # The box is the sandbox; a second one inside cannot be made.
 sandbox_mode = "danger-full-access"
 approval_policy = "never"
@@ -83,6 +87,13 @@ _GEMINI_SETTINGS = {
     "general": {"disableAutoUpdate": True, "disableUpdateNag": True},
     "telemetry": {"enabled": False},
 }
+
+# aider commits, and without an identity it writes one into .git/config, which profiles protect.
+_GIT_IDENTITY = """\
+[user]
+name = agent
+email = agent@localhost
+"""
 
 
 def _json(value: object) -> str:
@@ -115,6 +126,8 @@ KINDS: dict[str, AgentKind] = {
             start="python3 agent.py",
             environment=_ANTHROPIC | _OPENAI | _GEMINI,
             files={},
+            upstreams=("anthropic", "openai", "gemini"),
+            models=("claude-*", "gpt-*", "gemini-*"),
             note="what a profile with the gateway gets when it names no kind",
         ),
         AgentKind(
@@ -131,6 +144,8 @@ KINDS: dict[str, AgentKind] = {
                 "DISABLE_ERROR_REPORTING": "1",
             },
             files={},
+            upstreams=("anthropic",),
+            models=("claude-*",),
             note="its own permission prompts cannot be answered; the box and the caps bound it instead",
         ),
         AgentKind(
@@ -149,6 +164,8 @@ KINDS: dict[str, AgentKind] = {
             start='gemini --yolo -m MODEL -p "…"',
             environment=_GEMINI | {"GEMINI_CLI_NO_RELAUNCH": "true"},
             files={".gemini/settings.json": _json(_GEMINI_SETTINGS)},
+            upstreams=("gemini",),
+            models=("gemini-*",),
             note="without -m it asks a router model first, which gateway.models must then allow too",
         ),
         AgentKind(
@@ -164,7 +181,7 @@ KINDS: dict[str, AgentKind] = {
                 "AIDER_ANALYTICS_DISABLE": "true",
                 "AIDER_SHOW_RELEASE_NOTES": "false",
             },
-            files={},
+            files={".gitconfig": _GIT_IDENTITY},
         ),
         AgentKind(
             name="opencode",
@@ -173,6 +190,7 @@ KINDS: dict[str, AgentKind] = {
             start='opencode run -m supervisor/MODEL "…"',
             environment={"OPENCODE_DISABLE_MODELS_FETCH": "1", "OPENCODE_DISABLE_AUTOUPDATE": "1"},
             files={},
+            models=("gpt-5-mini",),
             with_models=_opencode,
             note="models are offered by their names in gateway.models; patterns with * are not offered",
         ),
