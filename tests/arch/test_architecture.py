@@ -1,12 +1,14 @@
 """Owns the rules of the house: who may import whom, who may touch what, how a module begins.
 May touch the source files, read-only, by their syntax trees.
-Never runs what it reads.
+Never runs what it reads, except to see what that loads.
 """
 
 from __future__ import annotations
 
 import ast
 import functools
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -79,6 +81,13 @@ def test_limits_and_policy_do_nothing_but_compute() -> None:
 def test_sqlite_is_in_the_store_alone() -> None:
     assert all(path.startswith("supervisor/store/") for path in importers("sqlite3"))
     assert importers("sqlite3"), "control"
+
+
+def test_psycopg_is_in_one_module_that_sqlite_users_never_load() -> None:
+    assert importers("psycopg") == {"supervisor/store/postgres.py"}
+    assert {path.partition("/store/")[0] for path in importers("supervisor.store.postgres")} == {"supervisor"}
+    code = "import sys, supervisor.daemon; sys.exit('psycopg' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
 def docstrings(tree: ast.Module) -> set[int]:
