@@ -6,6 +6,7 @@ Never holds an event back once it is whole, and never shows one that the client 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Mapping
 
 import aiohttp
@@ -26,7 +27,7 @@ _DROPPED = frozenset(
     # Whose account it is concerns nobody in the box.
     "openai-organization openai-project anthropic-organization-id".split()
 )
-_ENDS = (b'"message_stop"', b'"response.completed"', b'"response.incomplete"', b'"response.failed"')
+_END = re.compile(rb'"(?:message_stop|response\.(?:completed|incomplete|failed))"')
 """In an event after which a client does not wait for more; inside a text the quotes would be escaped."""
 
 
@@ -205,7 +206,7 @@ class Answer:
         for raw, data in events:
             if data is not None:
                 visible = self._reader.event(data)
-                ended = ended or data == b"[DONE]" or any(end in data for end in _ENDS)
+                ended = ended or data == b"[DONE]" or _END.search(data) is not None
                 if not visible:
                     continue
             shown.append(self.clean(raw))
