@@ -95,6 +95,9 @@ name = agent
 email = agent@localhost
 """
 
+# A list of prices that it fetches unless it has one; it then takes those of its own installation.
+_AIDER_PRICES = ".aider/caches/model_prices_and_context_window.json"
+
 
 def _json(value: object) -> str:
     return msgspec.json.format(msgspec.json.encode(value)).decode() + "\n"
@@ -113,7 +116,13 @@ def _opencode(models: Sequence[str]) -> dict[str, str]:
         "share": "disabled",
         "provider": {"supervisor": provider},
     }
-    return {".config/opencode/opencode.json": _json(settings)}
+    # It installs its plugin package beside its settings, unless a lock says that it has been.
+    lock = {"packages": {"": {"dependencies": {"@opencode-ai/plugin": "*"}}}}
+    return {
+        ".config/opencode/opencode.json": _json(settings),
+        ".config/opencode/package-lock.json": _json(lock),
+        ".config/opencode/node_modules/.supervisor": "\n",
+    }
 
 
 KINDS: dict[str, AgentKind] = {
@@ -180,15 +189,21 @@ KINDS: dict[str, AgentKind] = {
                 "AIDER_CHECK_UPDATE": "false",
                 "AIDER_ANALYTICS_DISABLE": "true",
                 "AIDER_SHOW_RELEASE_NOTES": "false",
+                "AIDER_GITIGNORE": "false",
             },
-            files={".gitconfig": _GIT_IDENTITY},
+            files={".gitconfig": _GIT_IDENTITY, _AIDER_PRICES: _json({"none": {}})},
         ),
         AgentKind(
             name="opencode",
             title="opencode",
             speaks="openai-chat",
             start='opencode run -m supervisor/MODEL "…"',
-            environment={"OPENCODE_DISABLE_MODELS_FETCH": "1", "OPENCODE_DISABLE_AUTOUPDATE": "1"},
+            environment={
+                "OPENCODE_DISABLE_MODELS_FETCH": "1",
+                "OPENCODE_DISABLE_AUTOUPDATE": "1",
+                "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
+                "OPENCODE_DISABLE_SHARE": "1",
+            },
             files={},
             models=("gpt-5-mini",),
             with_models=_opencode,
