@@ -18,8 +18,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from sandbox import attest, cgroups, init, syscalls
-from sandbox.identity import Identity, IdentityPool, write_map
+from sandbox import attest, cgroups, identity, init, syscalls
+from sandbox.identity import Identity, write_map
 from sandbox.reporting import MESSAGE_BYTES, receive, send
 from sandbox.spec import AGENT_UID, Base, CgroupLimits, Control, Worktree
 from sandbox.template import Template
@@ -77,7 +77,6 @@ class Launcher:
     def __init__(self, supervisor: socket.socket) -> None:
         self.supervisor = supervisor
         self.privileged = os.geteuid() == 0
-        self.identities = IdentityPool()
         self.boxes: dict[str, Box] = {}
         self.blank: Box | None = None
         self._next_base = ""
@@ -217,15 +216,15 @@ class Launcher:
         with box.assignment:
             send(box.assignment, plain, (*descriptors, *idmap))
 
-    def _make_overlay_folders(self, steps: list[dict[str, Any]], identity: Identity | None) -> None:
+    def _make_overlay_folders(self, steps: list[dict[str, Any]], taken: Identity | None) -> None:
         for plain in steps:
             if plain.get("step") == "Worktree":
                 step = decode(Worktree, {k: v for k, v in plain.items() if k != "step"}, "box.steps")
                 for folder in (step.upper, step.work):
                     if folder is not None:
                         os.mkdir(folder, 0o755)
-                        if identity:
-                            os.chown(folder, identity.uid, identity.uid, follow_symlinks=False)
+                        if taken:
+                            os.chown(folder, taken.uid, taken.uid, follow_symlinks=False)
 
     # ------------------------------------------------------------ blanks
 
@@ -266,14 +265,14 @@ class Launcher:
         except BaseException:
             group.remove(0.0)
             if taken:
-                self.identities.give_back(taken)
+                taken.close()
             raise
 
     def _take_identity(self) -> Identity | None:
         if not self.privileged:
             return None
         try:
-            return self.identities.take()
+            return identity.take()
         except OSError as error:
             raise Refused(str(error), str(Control.USER_NAMESPACE), error.errno or 0) from error
 
@@ -370,7 +369,7 @@ class Launcher:
         if box.mounts >= 0:
             self._after_reply.append(box.mounts)
         if box.identity:
-            self.identities.give_back(box.identity)
+            box.identity.close()
 
     def sweep(self, request: dict[str, Any], _: list[int]) -> tuple[dict[str, Any], list[int]]:
         """End and remove groups of supervisors that are gone; keep names those that live."""
