@@ -140,7 +140,7 @@ async def _first(tree: Path, folder: Path, null: int) -> float:
 
 async def _start(client: LauncherClient, plan: boxing.BoxPlan, plans: place.Plans, null: int) -> list[float]:
     """The instants of one whole run, in seconds."""
-    required = frozenset(plan.spec.required)
+    required = frozenset(plan.spec.base.required)
     instants = [time.perf_counter()]
     box = await client.start(plan.spec, Streams(null, null, null), [_PROGRAM], plans.environment)
     try:

@@ -12,58 +12,87 @@ import os
 import signal
 import socket
 import stat
-from typing import Any, NoReturn
+from dataclasses import dataclass
+from typing import Any
 
 from sandbox import identity, landlock, syscalls
 from sandbox.reporting import Armed, NoProgram, NotArmed, reason, receive, report_failure, send
-from sandbox.spec import Base, BoxSpec, Control
-from sandbox.wire import decode_box
+from sandbox.spec import Base, Control, PathAccess
 
 
-def fork_ahead(base: Base, user_namespace: int) -> tuple[int, socket.socket]:
+@dataclass(slots=True)
+class _Rules:
+    """Landlock's ruleset, begun before there is a worktree; problem: why it could not be."""
+
+    ruleset: int = -1
+    problem: OSError | None = None
+
+
+def fork_ahead(base: Base, user_namespace: int, root: str) -> tuple[int, socket.socket]:
     """Fork it before there is a run, while there is time: its pid, and the socket it waits on."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+    rules = _Rules()
+    if base.landlock:
+        # Here, not in the new process: by the time that opens a path, the root may be another one.
+        try:
+            rules.ruleset = landlock.prepare(base.landlock, root)
+        except OSError as error:
+            rules.problem = error
     pid = os.fork()
     if pid:
         theirs.close()
+        if rules.ruleset >= 0:
+            os.close(rules.ruleset)
         return pid, ours
     ours.close()
-    return _become(base, user_namespace, theirs)
-
-
-def _become(base: Base, user_namespace: int, to_init: socket.socket) -> NoReturn:
     try:
-        syscalls.close_from(3, tuple(fd for fd in (to_init.fileno(), user_namespace) if fd >= 0))
-        raw, descriptors = receive(to_init)
-        if raw:
-            _prepare_and_exec(decode_box(json.loads(raw), base), descriptors, user_namespace, to_init)
+        _become(base, user_namespace, theirs, rules)
+    finally:
+        os._exit(127)
+
+
+def _become(base: Base, user_namespace: int, to_init: socket.socket, rules: _Rules) -> None:
+    """Give everything up, then wait for a run; what could not be armed is told to whoever gives one."""
+    armed = Armed(frozenset(base.required))
+    failure: NotArmed | None = None
+    try:
+        _close_but(to_init.fileno(), user_namespace, rules.ruleset)
+        _give_up(base, user_namespace, armed)
     except NotArmed as error:
-        report_failure(to_init, error)
-    except NoProgram as error:
-        send(to_init, {"kind": "failed", "control": "program", "message": str(error), "errno": ""})
+        failure = error
     except BaseException as error:
-        report_failure(to_init, NotArmed(Control.DESCRIPTORS, repr(error)))
-    os._exit(127)
+        failure = NotArmed(Control.DESCRIPTORS, repr(error))
+    raw, descriptors = receive(to_init)
+    if not raw:
+        return
+    with socket.socket(fileno=descriptors[0]) as supervisor:
+        try:
+            if failure is not None:
+                raise failure
+            _prepare_and_exec(json.loads(raw), descriptors[1:], to_init, supervisor, armed, rules)
+        except NotArmed as error:
+            report_failure(supervisor, error)
+        except NoProgram as error:
+            send(supervisor, {"kind": "failed", "control": "program", "message": str(error), "errno": ""})
+        except BaseException as error:
+            report_failure(supervisor, NotArmed(Control.DESCRIPTORS, repr(error)))
 
 
-def _prepare_and_exec(
-    box: BoxSpec, descriptors: list[int], user_namespace: int, to_init: socket.socket
-) -> None:
-    """The order matters: what needs privilege comes first, what takes calls away comes last."""
-    armed = Armed(frozenset(box.required))
-    command = _read_command(descriptors[3])
+def _close_but(*kept: int) -> None:
+    syscalls.close_from(3, tuple(fd for fd in kept if fd >= 0))
+
+
+def _give_up(base: Base, user_namespace: int, armed: Armed) -> None:
+    """All that does not depend on the run, while nobody waits.
+
+    The order matters: what needs privilege comes first, what takes calls away comes last. The mounts
+    are init's, so that being in the agent's user namespace already gives no say over those to come.
+    """
     with armed.arming(Control.RESOURCE_LIMITS):
-        identity.set_resource_limits(box.resource_limits)
-    _wait_for_the_root(to_init, armed)
+        identity.set_resource_limits(base.resource_limits)
     with armed.arming(Control.USER_NAMESPACE):
         if user_namespace >= 0:
-            # After the mounts: they are owned by the host's root, so the box cannot undo one.
             syscalls.setns(user_namespace, syscalls.CLONE_NEWUSER)
-    with armed.arming(Control.DESCRIPTORS):
-        os.setsid()
-        for number, fd in enumerate(descriptors[:3]):
-            os.dup2(fd, number)
-        syscalls.close_from(3, (to_init.fileno(),))
     with armed.arming(Control.CAPABILITIES):
         identity.drop_bounding_set()
     with armed.arming(Control.IDENTITY):
@@ -72,43 +101,73 @@ def _prepare_and_exec(
         armed.add(Control.PRIVATE_UID)
     else:
         armed.missing[Control.PRIVATE_UID] = "without root the run has its user's own uid"
-    _enter_workdir(box.workdir)
-    program = _resolve(command["argv"][0], command["env"].get("PATH", ""), box.workdir)
     with armed.arming(Control.NO_NEW_PRIVS):
         syscalls.set_no_new_privs()
-    if box.landlock:
-        with armed.arming(Control.LANDLOCK):
-            landlock.enforce(box.landlock)
-    else:
-        armed.missing[Control.LANDLOCK] = "the kernel has no Landlock, or it is not in its lsm= list"
     syscalls.reset_signals()
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     os.umask(0o022)
-    armed.add(Control.ENVIRONMENT)
-    if box.seccomp:
+    if base.seccomp:
         with armed.arming(Control.SECCOMP):
-            syscalls.install_seccomp(base64.b64decode(box.seccomp))
+            syscalls.install_seccomp(base64.b64decode(base.seccomp))
+
+
+def _prepare_and_exec(
+    run: dict[str, Any],
+    descriptors: list[int],
+    to_init: socket.socket,
+    supervisor: socket.socket,
+    armed: Armed,
+    rules: _Rules,
+) -> None:
+    """What only this run knows: its command, its streams, its worktree. run is written by init."""
+    command = _read_command(descriptors[3])
+    with armed.arming(Control.DESCRIPTORS):
+        os.setsid()
+        for number, fd in enumerate(descriptors[:3]):
+            os.dup2(fd, number)
+        _close_but(to_init.fileno(), supervisor.fileno(), rules.ruleset)
+    passed = _wait_for_the_root(to_init, armed)
+    _enter_workdir(run["workdir"])
+    program = _resolve(command["argv"][0], command["env"].get("PATH", ""), run["workdir"])
+    if rules.ruleset >= 0 or rules.problem:
+        with armed.arming(Control.LANDLOCK):
+            if rules.problem:
+                raise rules.problem
+            landlock.enforce(rules.ruleset, tuple(PathAccess(path=p, access=a) for p, a in run["landlock"]))
+    else:
+        armed.missing[Control.LANDLOCK] = "the kernel has no Landlock, or it is not in its lsm= list"
+    armed.add(Control.ENVIRONMENT)
     armed.refuse_if_incomplete()
     report = {"kind": "armed", "controls": armed.controls, "missing": armed.missing, "program": program}
-    send(to_init, report)
-    if to_init.recv(16) != b"go":
+    send(supervisor, report | {"passed": list(passed)}, tuple(passed.values()))
+    for fd in passed.values():
+        os.close(fd)
+    if supervisor.recv(16) != b"go":
         os._exit(126)
     try:
         os.execve(program, command["argv"], command["env"])
     except OSError as error:
         name = errno.errorcode.get(error.errno or 0, "")
-        send(to_init, {"kind": "exec_failed", "program": program, "message": error.strerror, "errno": name})
+        send(
+            supervisor,
+            {"kind": "exec_failed", "program": program, "message": error.strerror, "errno": name},
+        )
 
 
-def _wait_for_the_root(to_init: socket.socket, armed: Armed) -> None:
-    """init has made the root and says what it armed; the root is ours too (pivot_root(2))."""
-    raw, _ = receive(to_init)
+def _wait_for_the_root(to_init: socket.socket, armed: Armed) -> dict[str, int]:
+    """init has made the root and says what it armed; the root is ours too (pivot_root(2)).
+
+    Returns the descriptors that are for the supervisor, by name.
+    """
+    raw, descriptors = receive(to_init)
     if not raw:
         os._exit(126)
+    to_init.close()
     said = json.loads(raw)
     armed.controls[:0] = said["controls"]
     armed.missing |= said["missing"]
     os.chdir("/")
+    return dict(zip(said["passed"], descriptors, strict=True))
 
 
 def _read_command(fd: int) -> dict[str, Any]:

@@ -198,28 +198,30 @@ class LauncherClient:
         the launcher, which lives longer than a run, never holds a secret.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        stage, its_stage = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = _sealed({"argv": argv, "env": environment})
+        ends = (theirs.fileno(), its_stage.fileno())
         try:
-            with theirs:
+            with theirs, its_stage:
                 reply, passed = await self.request(
                     "start",
-                    (theirs.fileno(), streams.stdin, streams.stdout, streams.stderr, command),
+                    (*ends, streams.stdin, streams.stdout, streams.stderr, command),
                     spec={**encode(spec), "base": None},
                     base=_base_text(spec.base),
                 )
-        except asyncio.CancelledError:
+        except BaseException as error:
             ours.close()
-            self._own(self._end_unwanted(spec.run_id))
-            raise
-        except BaseException:
-            ours.close()
+            stage.close()
+            if isinstance(error, asyncio.CancelledError):
+                self._own(self._end_unwanted(spec.run_id))
             raise
         finally:
             os.close(command)
         ours.setblocking(False)
+        stage.setblocking(False)
         group = RunGroup(reply["cgroup_name"], reply["cgroup_v2"], reply["cgroup_limits"])
         pidfd, kill_fd = (*passed, -1)[:2]
-        box = Box(self, spec, ours, pidfd, kill_fd, reply["pid"], reply["uid"], group)
+        box = Box(self, spec, ours, stage, pidfd, kill_fd, reply["pid"], reply["uid"], group)
         try:
             async with asyncio.timeout(_ARMING_PATIENCE_S):
                 await box.wait_armed()
@@ -342,6 +344,15 @@ async def _receive(sock: socket.socket, size: int) -> tuple[bytes, list[int]]:
         return raw, list(found)
 
 
+async def _message(sock: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """The next one and its descriptors; of the kind "gone" when there will be none."""
+    try:
+        raw, passed = await _receive(sock, MAX_MESSAGE)
+    except ConnectionError:
+        raw, passed = b"", []
+    return (json.loads(raw) if raw else {"kind": "gone"}), passed
+
+
 @dataclass(slots=True)
 class Finished:
     """A box that was observed empty and removed: counters read before, folders that would not go."""
@@ -354,12 +365,14 @@ class Finished:
 class Box:
     """A made box. armed and missing are init's report.
 
-    kill_fd, log_folder and listener are descriptors or -1; the first is the group's cgroup.kill.
+    channel leads to its init, stage to what becomes the agent and is closed by its exec. kill_fd,
+    log_folder and listener are descriptors or -1; the first is the group's cgroup.kill.
     """
 
     launcher: LauncherClient
     spec: BoxSpec
     channel: socket.socket
+    stage: socket.socket
     pidfd: int
     kill_fd: int
     pid: int
@@ -372,24 +385,21 @@ class Box:
     listener: int = -1
 
     async def wait_armed(self) -> None:
-        message, passed = await self._message()
-        if message["kind"] == "failed":
-            raise BoxError(message["message"], control=message["control"], number=message["errno"])
-        if message["kind"] != "armed":
-            raise BoxError(f"the box ended before it was armed ({message['kind']})")
-        self.armed, self.missing = message["controls"], message["missing"]
-        self.program = message["program"]
-        for name, fd in zip(message["passed"], passed, strict=True):
-            setattr(self, name, fd)
-
-    async def _message(self) -> tuple[dict[str, Any], list[int]]:
-        try:
-            raw, passed = await _receive(self.channel, MAX_MESSAGE)
-        except ConnectionError:
-            raw, passed = b"", []
-        if not raw:
-            return {"kind": "gone"}, passed
-        return json.loads(raw), passed
+        """Both say so: the agent's process, and init, which gives its own privileges up meanwhile."""
+        armed, passed = await _message(self.stage)
+        if armed["kind"] == "armed":
+            for name, fd in zip(armed["passed"], passed, strict=True):
+                setattr(self, name, fd)
+        if armed["kind"] != "failed":
+            ready, _ = await _message(self.channel)
+            if ready["kind"] != "ready":
+                armed = ready
+        if armed["kind"] == "failed":
+            raise BoxError(armed["message"], control=armed["control"], number=armed["errno"])
+        if armed["kind"] != "armed":
+            raise BoxError(f"the box ended before it was armed ({armed['kind']})")
+        self.armed, self.missing = armed["controls"], armed["missing"]
+        self.program = armed["program"]
 
     async def attest(self) -> dict[str, Any]:
         """Facts read back from the kernel by the launcher (sandbox.attest)."""
@@ -399,8 +409,10 @@ class Box:
 
     async def release(self) -> None:
         """Let the agent be executed. Raises BoxError when the exec itself failed."""
-        await _send(self.channel, b"go", ())
-        message, _ = await self._message()
+        with suppress(OSError):  # it has ended meanwhile: wait_exited tells how
+            await _send(self.stage, b"go", ())
+        message, _ = await _message(self.stage)
+        self.stage.close()
         if message["kind"] == "exec_failed":
             raise BoxError(
                 f"{message['program']} cannot be executed: {message['message']}",
@@ -410,12 +422,8 @@ class Box:
 
     async def wait_exited(self) -> int | None:
         """The agent's wait status, or None when the box ended without one."""
-        while True:
-            message, _ = await self._message()
-            if message["kind"] == "exited":
-                return int(message["status"])
-            if message["kind"] == "gone":
-                return None
+        message, _ = await _message(self.channel)
+        return int(message["status"]) if message["kind"] == "exited" else None
 
     async def terminate(self) -> None:
         """TERM to the agent through init; nothing happens when the box is gone already."""
@@ -498,4 +506,5 @@ class Box:
             if fd >= 0:
                 os.close(fd)
         self.pidfd = self.kill_fd = self.log_folder = self.listener = -1
+        self.stage.close()
         self.channel.close()

@@ -13,11 +13,11 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from sandbox import agent, identity, mounts, network, syscalls
 from sandbox.cgroups import RunGroup
-from sandbox.reporting import MESSAGE_BYTES, Armed, NotArmed, reason, receive, report_failure, send, send_raw
+from sandbox.reporting import Armed, NotArmed, reason, receive, report_failure, send
 from sandbox.spec import Base, BoxSpec, Control
 from sandbox.wire import SpecError, decode_box
 
@@ -42,11 +42,12 @@ class BlankHandles:
 class RunHandles:
     """Descriptors that come with a run. idmap is -1 without root.
 
-    channel: SEQPACKET to the supervisor; when it closes, the box ends. command: a sealed file with
-    the agent's arguments and environment.
+    channel: SEQPACKET to the supervisor; when it closes, the box ends. stage: another one, for the
+    agent's process, which its exec closes. command: a sealed file with its arguments and environment.
     """
 
     channel: int
+    stage: int
     stdin: int
     stdout: int
     stderr: int
@@ -64,7 +65,7 @@ def run(base: Base, handles: BlankHandles, group: RunGroup, agent_uid: int, temp
         syscalls.set_parent_death_signal(signal.SIGKILL)
         syscalls.close_from(3, handles.present())
         stage = mounts.Stage(agent_uid, handles.user_namespace >= 0, template=template)
-        blank = _Blank(base, handles, stage, Armed())
+        blank = _Blank(base, handles, stage, Armed(frozenset(base.required)))
         blank.prepare(group)
         with socket.socket(fileno=handles.assignment) as launcher:
             raw, descriptors = receive(launcher)
@@ -90,7 +91,9 @@ class _Blank:
     def prepare(self, group: RunGroup) -> None:
         try:
             _arm_blank(self.base, self.handles, group, self.stage, self.armed)
-            self.agent_pid, self.agent_socket = agent.fork_ahead(self.base, self.handles.user_namespace)
+            self.agent_pid, self.agent_socket = agent.fork_ahead(
+                self.base, self.handles.user_namespace, self.stage.staging
+            )
         except NotArmed as error:
             self.failure = error
         except OSError as error:
@@ -103,10 +106,10 @@ class _Blank:
             try:
                 if self.failure is not None or self.agent_socket is None:
                     raise self.failure or NotArmed(Control.PID_NAMESPACE, "no process for the agent")
-                # The agent's process reads its part while the mounts are made here.
-                with suppress(BrokenPipeError, ConnectionResetError):  # it has said why; the reaper reads it
-                    send_raw(self.agent_socket, raw, (given.stdin, given.stdout, given.stderr, given.command))
-                passed = self._arm(decode_box(json.loads(raw), self.base), given)
+                box = decode_box(json.loads(raw), self.base)
+                self._hand_over(box, given)
+                self._arm(box, given)
+                send(channel, {"kind": "ready"})
             except NotArmed as error:
                 report_failure(channel, error)
                 return 1
@@ -116,12 +119,23 @@ class _Blank:
                     {"kind": "failed", "control": "", "message": f"bad request: {error}", "errno": ""},
                 )
                 return 1
-            return _Reaper(channel, self.agent_socket, self.agent_pid, passed).run()
+            return _Reaper(channel, self.agent_pid).run()
 
-    def _arm(self, box: BoxSpec, given: RunHandles) -> dict[str, int]:
-        """The worktree and the final root; then the agent's process may go on. Descriptors to pass on."""
+    def _tell_agent(self, message: dict[str, Any], descriptors: tuple[int, ...]) -> None:
         assert self.agent_socket is not None
-        self.armed.require(frozenset(box.required))
+        with suppress(BrokenPipeError, ConnectionResetError):  # it has ended; the reaper sees it
+            send(self.agent_socket, message, descriptors)
+
+    def _hand_over(self, box: BoxSpec, given: RunHandles) -> None:
+        """Its streams and what it needs to know: it gets ready while the mounts are made here."""
+        paths = [(rule.path, rule.access) for rule in box.landlock_paths]
+        theirs = (given.stage, given.stdin, given.stdout, given.stderr, given.command)
+        self._tell_agent({"workdir": box.workdir, "landlock": paths}, theirs)
+        for fd in theirs:
+            os.close(fd)
+
+    def _arm(self, box: BoxSpec, given: RunHandles) -> None:
+        """The worktree and the final root; then the agent's process may go on, and this one be init."""
         self.stage.idmap_fd = given.idmap
         self.stage.template = ""  # it has the base's steps; these are the run's own
         _steps(lambda: mounts.carry_out(self.stage, box.steps))
@@ -132,11 +146,13 @@ class _Blank:
         if box.gateway_port:
             with self.armed.arming(Control.NETWORK_NAMESPACE):
                 passed["listener"] = network.open_listener(box.gateway_port).detach()
-        with suppress(BrokenPipeError, ConnectionResetError):
-            send(self.agent_socket, {"controls": self.armed.controls, "missing": self.armed.missing})
+        passed = {name: fd for name, fd in passed.items() if fd >= 0}
+        said = {"controls": self.armed.controls, "missing": self.armed.missing, "passed": list(passed)}
+        self._tell_agent(said, tuple(passed.values()))
+        for fd in passed.values():
+            os.close(fd)
         with self.armed.arming(Control.IDENTITY):
             self._become_init(given)
-        return {name: fd for name, fd in passed.items() if fd >= 0}
 
     def _become_init(self, given: RunHandles) -> None:
         """Give up everything that PID 1 no longer needs: it is the agent's uid without a capability."""
@@ -149,10 +165,11 @@ class _Blank:
         syscalls.set_dumpable(False)
         syscalls.set_parent_death_signal(signal.SIGKILL)  # the change of uid cleared it
         syscalls.set_process_name("box-init")
-        needless = (given.stdin, given.stdout, given.stderr, given.command, given.idmap)
-        for fd in (*needless, self.handles.user_namespace):
+        for fd in (given.idmap, self.handles.user_namespace):
             if fd >= 0:
                 os.close(fd)
+        assert self.agent_socket is not None
+        self.agent_socket.close()
 
 
 def _arm_blank(base: Base, handles: BlankHandles, group: RunGroup, stage: mounts.Stage, armed: Armed) -> None:
@@ -220,19 +237,11 @@ def control_of(step: object) -> Control:
 
 
 class _Reaper:
-    """The rest of PID 1's life: pass messages on, forward TERM, reap, end with the agent."""
+    """The rest of PID 1's life: forward TERM, reap, end with the agent or with the supervisor."""
 
-    def __init__(
-        self,
-        channel: socket.socket,
-        stage: socket.socket,
-        agent: int,
-        passed: dict[str, int],
-    ) -> None:
+    def __init__(self, channel: socket.socket, agent: int) -> None:
         self.channel = channel
-        self.stage: socket.socket | None = stage
         self.agent = agent
-        self.passed = passed
 
     def run(self) -> int:
         wake_read, wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -243,58 +252,20 @@ class _Reaper:
         poller = select.poll()
         poller.register(self.channel, select.POLLIN)
         poller.register(wake_read, select.POLLIN)
-        assert self.stage is not None
-        stage_fd = self.stage.fileno()
-        poller.register(stage_fd, select.POLLIN)
-        while True:
+        while (status := self._reap()) is None:
             for fd, _ in poller.poll():
                 if fd == wake_read:
                     os.read(wake_read, 4096)
-                elif fd == stage_fd:
-                    if not self._from_stage():
-                        poller.unregister(stage_fd)
                 elif not self._from_supervisor():
                     return 1
-            status = self._reap()
-            if status is not None:
-                if self.stage is not None:
-                    self._from_stage()
-                send(self.channel, {"kind": "exited", "status": status})
-                return 0
-
-    def _from_stage(self) -> bool:
-        """False when there will be no more: the exec closed the socket, or the stage died."""
-        assert self.stage is not None
-        try:
-            raw = self.stage.recv(MESSAGE_BYTES, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return True
-        except OSError:
-            raw = b""
-        if not raw:
-            self.stage.close()
-            self.stage = None
-            send(self.channel, {"kind": "released"})
-            return False
-        message = json.loads(raw)
-        if message["kind"] == "armed":
-            names = list(self.passed)
-            message["passed"] = names
-            send(self.channel, message, tuple(self.passed[name] for name in names))
-            for fd in self.passed.values():
-                os.close(fd)
-            self.passed = {}
-        else:
-            send(self.channel, message)
-        return True
+        send(self.channel, {"kind": "exited", "status": status})
+        return 0
 
     def _from_supervisor(self) -> bool:
         raw = self.channel.recv(64)
         if not raw:
             return False  # the supervisor is gone, and so is everything in here
-        if raw == b"go" and self.stage is not None:
-            self.stage.send(b"go")
-        elif raw == b"term":
+        if raw == b"term":
             self.terminate()
         return True
 

@@ -52,10 +52,10 @@ def compile_rules(
     abi: int,
     *,
     list_only: tuple[str, ...] = (),
-    read: tuple[str, ...],
-    execute: tuple[str, ...],
-    write: tuple[str, ...],
-    devices: tuple[str, ...],
+    read: tuple[str, ...] = (),
+    execute: tuple[str, ...] = (),
+    write: tuple[str, ...] = (),
+    devices: tuple[str, ...] = (),
 ) -> Landlock | None:
     """Rules for the paths inside the box, or None where the kernel has no Landlock.
 
@@ -86,21 +86,39 @@ def compile_rules(
     )
 
 
-def enforce(rules: Landlock) -> None:
-    """Restrict the calling thread and its children for good. Needs no_new_privs."""
+def prepare(rules: Landlock, root: str) -> int:
+    """A ruleset's descriptor, with the rules for paths that are there below root; nothing is enforced."""
     ruleset = syscalls.landlock_create_ruleset(rules.handled_files, 0, rules.scoped, rules.abi)
     try:
-        for rule in rules.paths:
-            try:
-                where = os.open(rule.path, os.O_PATH | os.O_CLOEXEC)
-            except FileNotFoundError:
-                continue
-            try:
-                folder = stat.S_ISDIR(os.fstat(where).st_mode)
-                access = rule.access if folder else rule.access & _FILE_RIGHTS
-                syscalls.landlock_add_path(ruleset, access, where)
-            finally:
-                os.close(where)
+        _add(ruleset, rules.paths, root)
+    except OSError:
+        os.close(ruleset)
+        raise
+    return ruleset
+
+
+def enforce(ruleset: int, paths: tuple[PathAccess, ...]) -> None:
+    """Add the last rules, then restrict the calling thread and its children for good.
+
+    Needs no_new_privs. The descriptor is closed.
+    """
+    try:
+        _add(ruleset, paths, "")
         syscalls.landlock_restrict_self(ruleset)
     finally:
         os.close(ruleset)
+
+
+def _add(ruleset: int, paths: tuple[PathAccess, ...], root: str) -> None:
+    """Rights of two rules for one file add up (landlock(7))."""
+    for rule in paths:
+        try:
+            where = os.open(root + rule.path, os.O_PATH | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
+        try:
+            folder = stat.S_ISDIR(os.fstat(where).st_mode)
+            access = rule.access if folder else rule.access & _FILE_RIGHTS
+            syscalls.landlock_add_path(ruleset, access, where)
+        finally:
+            os.close(where)

@@ -166,14 +166,14 @@ class Launcher:
     def start(self, request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, Any], list[int]]:
         """Make a box up to the point where the agent waits to be released.
 
-        Descriptors: channel, stdin, stdout, stderr, command. Reply: pid, uid, its cgroups, a pidfd of
-        the box's init and, where there is one, its cgroup.kill.
+        Descriptors: channel, stage, stdin, stdout, stderr, command. Reply: pid, uid, its cgroups, a
+        pidfd of the box's init and, where there is one, its cgroup.kill.
         """
         base_text = request["base"]
         box = self.blank if self.blank and self.blank.base_text == base_text else None
         run_id = decode(str, request["spec"]["run_id"], "box.run_id")
-        if len(descriptors) != 5:
-            raise Refused(f"start takes 5 descriptors, not {len(descriptors)}")
+        if len(descriptors) != 6:
+            raise Refused(f"start takes 6 descriptors, not {len(descriptors)}")
         if run_id in self.boxes or not run_id.isalnum():
             raise Refused(f"run {run_id!r} exists already or is no run id")
         if box is None or box.reap() or (self.template and self.template.is_stale()):
@@ -210,7 +210,7 @@ class Launcher:
             raise Refused(f"{error.strerror} ({error.filename})", "cgroup", error.errno or 0) from error
         self._make_overlay_folders(plain["steps"], box.identity)
         if box.identity:
-            _give_pipes(descriptors[2:4], box.identity.uid)
+            _give_pipes(descriptors[3:5], box.identity.uid)
         owner = (decode(int, plain["owner_uid"]), decode(int, plain["owner_gid"]))
         idmap = [box.identity.idmap(*owner)] if box.identity else []
         with box.assignment:

@@ -18,6 +18,7 @@ from sandbox.spec import (
     Landlock,
     LogFolder,
     MountStep,
+    PathAccess,
     Proc,
     Symlink,
     Terminals,
@@ -69,7 +70,6 @@ class Rooms:
     read: tuple[str, ...]
     tmp_bytes: int
     log_bytes: int
-    worktree: Worktree
 
 
 def base_steps(rooms: Rooms) -> tuple[MountStep, ...]:
@@ -132,15 +132,21 @@ def _etc() -> Etc:
     return Etc(target="/etc", files=tuple(files))
 
 
-def landlock_rules(abi: int, rooms: Rooms, read: tuple[str, ...] = ()) -> Landlock | None:
+def landlock_rules(abi: int, rooms: Rooms) -> Landlock | None:
     """The same picture for Landlock; "/" can be listed, and read nowhere that is not named."""
-    tree = rooms.worktree
     return landlock.compile_rules(
         abi,
         list_only=("/",),
-        read=("/etc", "/proc", *read),
-        execute=("/usr", *(name for name in _MERGED if os.path.isdir(name)), *rooms.read)
-        + ((tree.target,) if tree.executable else ()),
-        write=("/tmp", "/var/tmp", HOME, LOG_FOLDER, "/dev/shm", tree.target),
+        read=("/etc", "/proc"),
+        execute=("/usr", *(name for name in _MERGED if os.path.isdir(name)), *rooms.read),
+        write=("/tmp", "/var/tmp", HOME, LOG_FOLDER, "/dev/shm"),
         devices=("/dev",),
     )
+
+
+def landlock_paths(abi: int, worktree: Worktree, read: tuple[str, ...]) -> tuple[PathAccess, ...]:
+    """The rules of one run: its worktree, and what else of the host is shown to it alone."""
+    target = (worktree.target,)
+    execute = target if worktree.executable else ()
+    rules = landlock.compile_rules(abi, read=read, execute=execute, write=target)
+    return rules.paths if rules else ()

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from sandbox.spec import ALWAYS_REQUIRED, Control
+from sandbox.spec import Control
 
 MESSAGE_BYTES = 1 << 18
 MAX_DESCRIPTORS = 8
@@ -36,19 +36,11 @@ class NoProgram(Exception):
 
 @dataclass(slots=True)
 class Armed:
-    """What is armed so far, and what could not be although the specification does not insist.
+    """What is armed so far, and what could not be although the specification does not insist."""
 
-    A blank does not know yet what its run will insist on; require() says it, and looks back.
-    """
-
-    required: frozenset[str] = frozenset(ALWAYS_REQUIRED)
+    required: frozenset[str]
     controls: list[str] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
-
-    def require(self, names: frozenset[str]) -> None:
-        self.required = names
-        for name in sorted(names & self.missing.keys()):
-            raise NotArmed(Control(name), self.missing[name])
 
     def add(self, *controls: Control) -> None:
         self.controls += [str(control) for control in controls]

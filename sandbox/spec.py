@@ -326,22 +326,26 @@ class Base:
     """What many boxes have in common, so that one can be prepared before it is asked for.
 
     namespace_key: the folder its cgroups are made in. group_prefix: what their names begin with, the
-    supervisor's id, so that a later supervisor can tell whose is whose.
+    supervisor's id, so that a later supervisor can tell whose is whose. seccomp: base64 of struct
+    sock_filter entries. landlock: without the run's own paths. required: names of Control.
     """
 
     namespace_key: str
     group_prefix: str
     hostname: str
     steps: tuple[MountStep, ...]
+    resource_limits: tuple[ResourceLimit, ...]
+    seccomp: str
+    landlock: Landlock | None
+    required: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoxSpec:
     """All the launcher needs to know of one run. Arguments, environment and secrets are not here.
 
-    steps come after those of base. owner_uid, owner_gid: who owns the worktree on disk. seccomp:
-    base64 of struct sock_filter entries. gateway_port: a listener on the box's loopback, 0 for none.
-    required: names of Control.
+    steps come after those of base, landlock_paths beside its own. owner_uid, owner_gid: who owns the
+    worktree on disk. gateway_port: a listener on the box's loopback, 0 for none.
     """
 
     run_id: str
@@ -350,9 +354,6 @@ class BoxSpec:
     owner_gid: int
     workdir: str
     steps: tuple[MountStep, ...]
+    landlock_paths: tuple[PathAccess, ...]
     cgroup: CgroupLimits
-    resource_limits: tuple[ResourceLimit, ...]
-    seccomp: str
-    landlock: Landlock | None
     gateway_port: int
-    required: tuple[str, ...]

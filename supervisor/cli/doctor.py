@@ -155,7 +155,7 @@ async def _try_box(folder: str) -> tuple[list[str], dict[str, str], dict[str, An
                 await box.attest(),
                 uid=box.uid,
                 seccomp_sha256=made.seccomp_sha256,
-                required=frozenset(made.spec.required),
+                required=frozenset(made.spec.base.required),
             )
             await box.release()
             await asyncio.to_thread(os.read, read_end, 16)

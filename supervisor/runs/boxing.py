@@ -74,11 +74,11 @@ def plan(
         read=tuple(profile.files.read),
         tmp_bytes=profile.limits.tmp_bytes,
         log_bytes=profile.log.folder_bytes,
-        worktree=worktree,
     )
     inside = protect_and_hide(tree, overlay=overlay, protect=profile.files.protect, hide=profile.files.hide)
     program, sha256 = _seccomp(Control.SECCOMP in required)
-    landlock = layout.landlock_rules(host.landlock_abi, rooms, (tree.git_common,) if tree.git_common else ())
+    landlock = layout.landlock_rules(host.landlock_abi, rooms)
+    git = (tree.git_common,) if tree.git_common else ()
     _refuse_early(required, host, landlock is not None)
     limits = profile.limits
     spec = BoxSpec(
@@ -88,17 +88,18 @@ def plan(
             group_prefix=worker_id,
             hostname=layout.HOSTNAME,
             steps=layout.base_steps(rooms),
+            resource_limits=_resource_limits(limits),
+            seccomp=program,
+            landlock=landlock,
+            required=tuple(sorted(required)),
         ),
         owner_uid=tree.owner_uid,
         owner_gid=tree.owner_gid,
         workdir=tree.root,
         steps=(worktree, *inside, *_home_files(profile)),
         cgroup=CgroupLimits(memory_bytes=limits.memory_bytes, pids=limits.pids, cpu_cores=limits.cpu_cores),
-        resource_limits=_resource_limits(limits),
-        seccomp=program,
-        landlock=landlock,
+        landlock_paths=layout.landlock_paths(host.landlock_abi, worktree, git),
         gateway_port=GATEWAY_PORT if profile.network.mode == "gateway" else 0,
-        required=tuple(sorted(required)),
     )
     return BoxPlan(spec, sha256)
 

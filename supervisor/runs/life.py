@@ -234,7 +234,7 @@ class LiveRun:
     async def _attest(self, box: Box, began_s: float) -> None:
         """Compare the kernel's view with what was asked for; a disagreement ends it here."""
         facts = await box.attest()
-        required = frozenset(box.spec.required)
+        required = frozenset(box.spec.base.required)
         wrong = attest.disagreements(
             facts, uid=box.uid, seccomp_sha256=self._seccomp_sha256, required=required
         )
@@ -507,7 +507,7 @@ def _attestation(box: Box, facts: dict[str, Any], armed_ms: float) -> dict[str, 
     return {
         "armed": box.armed,
         "missing": box.missing,
-        "required": list(box.spec.required),
+        "required": list(box.spec.base.required),
         "program": box.program,
         "uid": box.uid,
         "init_pid": box.pid,

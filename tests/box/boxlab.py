@@ -213,16 +213,17 @@ def as_planned(spec: BoxSpec) -> BoxSpec:
     return spec
 
 
-def _not_required(spec: BoxSpec, *controls: str) -> BoxSpec:
-    return dataclasses.replace(spec, required=tuple(c for c in spec.required if c not in controls))
+def _with_base(spec: BoxSpec, *not_required: str, **changes: Any) -> BoxSpec:
+    required = tuple(c for c in spec.base.required if c not in not_required)
+    return dataclasses.replace(spec, base=dataclasses.replace(spec.base, required=required, **changes))
 
 
 def without_seccomp(spec: BoxSpec) -> BoxSpec:
-    return dataclasses.replace(_not_required(spec, "seccomp"), seccomp="")
+    return _with_base(spec, "seccomp", seccomp="")
 
 
 def without_landlock(spec: BoxSpec) -> BoxSpec:
-    return dataclasses.replace(_not_required(spec, "landlock"), landlock=None)
+    return _with_base(spec, "landlock", landlock=None)
 
 
 def without_filters(spec: BoxSpec) -> BoxSpec:
@@ -369,7 +370,7 @@ class Lab:
         finally:
             out, err = [text.decode(errors="replace") for text in await asyncio.gather(*readers)]
         wrong = attest.disagreements(
-            facts, uid=uid, seccomp_sha256=plan.seccomp_sha256, required=frozenset(spec.required)
+            facts, uid=uid, seccomp_sha256=plan.seccomp_sha256, required=frozenset(spec.base.required)
         )
         upper = Path(self.folder, spec.run_id, "upper") if profile.files.worktree == "overlay" else None
         return Outcome(status, out, err, uid, wrong, finished, upper)

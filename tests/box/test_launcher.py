@@ -100,7 +100,9 @@ def test_a_malformed_specification_is_refused(
     parts = {"spec": encode(spec) | {"base": None}, "base": encode(spec.base)}
     parts[part] |= change
     with pytest.raises(BoxError, match=message):
-        lab.wait(client.request("start", (0, 0, 0, 0, 0), spec=parts["spec"], base=json.dumps(parts["base"])))
+        lab.wait(
+            client.request("start", (0, 0, 0, 0, 0, 0), spec=parts["spec"], base=json.dumps(parts["base"]))
+        )
 
 
 def test_a_run_that_exists_is_not_started_again(lab: Lab, worktree: Path) -> None:

@@ -71,7 +71,8 @@ def as_user(scratch: Path, tree: Path, argv: list[str], require: list[str]) -> d
         worker_id="lab",
         overlay_folder=str(overlay),
     )
-    spec = replace(plan.spec, required=tuple(sorted({*plan.spec.required, *require})))
+    required = tuple(sorted({*plan.spec.base.required, *require}))
+    spec = replace(plan.spec, base=replace(plan.spec.base, required=required))
     done = subprocess.run(
         [PYTHON, "-c", _DRIVER, str(package), json.dumps(encode(spec)), json.dumps(argv)],
         user=USER,

@@ -243,11 +243,11 @@ def test_a_malformed_specification_is_refused_with_a_reason(lab: Lab, worktree: 
     async def start() -> None:
         async with lab.fresh_client() as client:
             planned = lab.plan(worktree, edited_profile(), client).spec
-            spec = dataclasses.replace(planned, seccomp=None)  # type: ignore[arg-type]
+            spec = dataclasses.replace(planned, workdir=None)  # type: ignore[arg-type]
             async with lab.started(client, spec, ["true"]):
                 pass
 
-    with pytest.raises(BoxError, match="seccomp"):
+    with pytest.raises(BoxError, match="workdir"):
         lab.wait(start())
 
 

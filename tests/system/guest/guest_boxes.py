@@ -144,7 +144,7 @@ def disagreements(running: Running) -> list[str]:
         running.facts,
         uid=running.box.uid,
         seccomp_sha256=running.plan.seccomp_sha256,
-        required=frozenset(running.plan.spec.required),
+        required=frozenset(running.plan.spec.base.required),
     )
 
 
@@ -181,7 +181,7 @@ async def missing_is_said(_: str) -> str:
         knob = Path("/proc/sys/vm/memfd_noexec").exists()
         check(("memfd_noexec" in run.box.armed) == knob, run.box.armed)
         check(("memfd_noexec" in run.box.missing) != knob, run.box.missing)
-        check("memfd_noexec" not in run.plan.spec.required, "memfd_noexec is required")
+        check("memfd_noexec" not in run.plan.spec.base.required, "memfd_noexec is required")
         try:
             async with boxed(launcher, "true", profile(require=["memfd_noexec"])):
                 check(knob, "a required control that is missing was let through")
