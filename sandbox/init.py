@@ -98,6 +98,7 @@ class _Blank:
             self.failure = error
         except OSError as error:
             self.failure = NotArmed(Control.ROOT, reason(error), error.errno or 0)
+        syscalls.own_memory()
 
     def live(self, raw: bytes, descriptors: list[int]) -> int:
         """From the run's message to the agent's end; the exit code of PID 1."""

@@ -234,6 +234,7 @@ class Launcher:
         if self.blank is None:
             with suppress(Refused, OSError):
                 self.blank = self._make_blank(base_text)
+        syscalls.own_memory()
 
     def _drop_blank(self) -> None:
         if self.blank is not None:
