@@ -25,7 +25,7 @@ from sandbox import cgroups
 from sandbox.cgroups import RunGroup
 from sandbox.launcher import MAX_MESSAGE
 from sandbox.spec import Base, BoxSpec
-from sandbox.wire import encode, to_json
+from sandbox.wire import encode_run, to_json
 
 T = TypeVar("T")
 
@@ -139,7 +139,7 @@ class LauncherClient:
         self, op: str, descriptors: tuple[int, ...] = (), **values: Any
     ) -> tuple[dict[str, Any], list[int]]:
         """Send one request and wait for its answer. Raises BoxError when it is refused."""
-        message = json.dumps({"op": op, **encode(values)}, separators=(",", ":")).encode()
+        message = json.dumps({"op": op, **values}, separators=(",", ":")).encode()
         if len(message) > MAX_MESSAGE:
             raise BoxError(
                 f"{len(message)} bytes describe this box, the launcher takes {MAX_MESSAGE}: "
@@ -206,7 +206,7 @@ class LauncherClient:
                 reply, passed = await self.request(
                     "start",
                     (*ends, streams.stdin, streams.stdout, streams.stderr, command),
-                    spec={**encode(spec), "base": None},
+                    spec=encode_run(spec),
                     base=_base_text(spec.base),
                 )
         except BaseException as error:
@@ -383,32 +383,42 @@ class Box:
     program: str = ""
     log_folder: int = -1
     listener: int = -1
+    is_ready: bool = False
 
     async def wait_armed(self) -> None:
-        """Both say so: the agent's process, and init, which gives its own privileges up meanwhile."""
-        armed, passed = await _message(self.stage)
-        if armed["kind"] == "armed":
-            for name, fd in zip(armed["passed"], passed, strict=True):
-                setattr(self, name, fd)
-        if armed["kind"] != "failed":
-            ready, _ = await _message(self.channel)
-            if ready["kind"] != "ready":
-                armed = ready
-        if armed["kind"] == "failed":
-            raise BoxError(armed["message"], control=armed["control"], number=armed["errno"])
-        if armed["kind"] != "armed":
-            raise BoxError(f"the box ended before it was armed ({armed['kind']})")
-        self.armed, self.missing = armed["controls"], armed["missing"]
-        self.program = armed["program"]
+        message, passed = await _message(self.stage)
+        if message["kind"] == "gone":
+            message, _ = await _message(self.channel)  # init says why
+        if message["kind"] == "failed":
+            raise BoxError(message["message"], control=message["control"], number=message["errno"])
+        if message["kind"] != "armed":
+            raise BoxError(f"the box ended before it was armed ({message['kind']})")
+        self.armed, self.missing = message["controls"], message["missing"]
+        self.program = message["program"]
+        for name, fd in zip(message["passed"], passed, strict=True):
+            setattr(self, name, fd)
+
+    async def _wait_ready(self) -> None:
+        """init gives its own privileges up while the agent's process is looked at."""
+        if self.is_ready:
+            return
+        message, _ = await _message(self.channel)
+        if message["kind"] == "failed":
+            raise BoxError(message["message"], control=message["control"], number=message["errno"])
+        if message["kind"] != "ready":
+            raise BoxError(f"the box ended before it was ready ({message['kind']})")
+        self.is_ready = True
 
     async def attest(self) -> dict[str, Any]:
         """Facts read back from the kernel by the launcher (sandbox.attest)."""
         reply, _ = await self.launcher.request("attest", run_id=self.spec.run_id)
+        await self._wait_ready()
         facts: dict[str, Any] = reply["facts"]
         return facts
 
     async def release(self) -> None:
         """Let the agent be executed. Raises BoxError when the exec itself failed."""
+        await self._wait_ready()
         with suppress(OSError):  # it has ended meanwhile: wait_exited tells how
             await _send(self.stage, b"go", ())
         message, _ = await _message(self.stage)

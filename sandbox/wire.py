@@ -25,8 +25,9 @@ _STEP_KINDS: dict[str, type] = {kind.__name__: kind for kind in get_args(MountSt
 
 def encode(value: Any) -> Any:
     """Dataclasses to plain JSON values; a mount step carries its class name under "step"."""
-    if is_dataclass(value) and not isinstance(value, type):
-        plain = {field.name: encode(getattr(value, field.name)) for field in fields(value)}
+    names = _FIELDS.get(type(value))
+    if names is not None:
+        plain = {name: encode(getattr(value, name)) for name in names}
         if type(value).__name__ in _STEP_KINDS:
             plain["step"] = type(value).__name__
         return plain
@@ -34,7 +35,20 @@ def encode(value: Any) -> Any:
         return [encode(item) for item in value]
     if isinstance(value, dict):
         return {key: encode(item) for key, item in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        _FIELDS[type(value)] = tuple(field.name for field in fields(value))
+        return encode(value)
     return value
+
+
+_FIELDS: dict[type, tuple[str, ...]] = {}
+"""Of every dataclass that was encoded once: looking at it again takes longer than encoding it."""
+
+
+def encode_run(box: BoxSpec) -> dict[str, Any]:
+    """A run's part of the message; its base is sent beside it, as text."""
+    names = [field.name for field in fields(box) if field.name != "base"]
+    return {name: encode(getattr(box, name)) for name in names} | {"base": None}
 
 
 def to_json(value: Any) -> bytes:
