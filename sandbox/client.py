@@ -9,6 +9,7 @@ import array
 import asyncio
 import fcntl
 import functools
+import hashlib
 import json
 import os
 import shutil
@@ -399,7 +400,7 @@ class Box:
             setattr(self, name, fd)
 
     async def _wait_ready(self) -> None:
-        """init gives its own privileges up while the agent's process is looked at."""
+        """init lets the host's mounts and its own privileges go while the agent's process reports."""
         if self.is_ready:
             return
         message, _ = await _message(self.channel)
@@ -411,9 +412,13 @@ class Box:
 
     async def attest(self) -> dict[str, Any]:
         """Facts read back from the kernel by the launcher (sandbox.attest)."""
-        reply, _ = await self.launcher.request("attest", run_id=self.spec.run_id)
         await self._wait_ready()
+        reply, _ = await self.launcher.request("attest", run_id=self.spec.run_id)
         facts: dict[str, Any] = reply["facts"]
+        programs = [bytes.fromhex(program) for program in facts["seccomp"].pop("programs", ())]
+        if programs:
+            # Here and not in the launcher, which would have to load OpenSSL, and each box with it.
+            facts["seccomp"]["sha256"] = [hashlib.sha256(program).hexdigest() for program in programs]
         return facts
 
     async def release(self) -> None:
@@ -481,7 +486,7 @@ class Box:
         """wait_dead, then have it collected and removed; None past the patience."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + patience_s
-        if not await self.wait_dead(patience_s):
+        if not await self._wait_pidfd(patience_s):
             return None
         pause = 0.0005
         while True:

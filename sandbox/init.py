@@ -152,6 +152,9 @@ class _Blank:
         self._tell_agent(said, tuple(passed.values()))
         for fd in passed.values():
             os.close(fd)
+        # The agent's process only looks things up meanwhile; it is not released before we are ready.
+        with self.armed.arming(Control.ROOT):
+            mounts.leave_host()
         with self.armed.arming(Control.IDENTITY):
             self._become_init(given)
 

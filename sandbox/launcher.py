@@ -28,6 +28,7 @@ from sandbox.wire import SpecError, decode, prepare
 MAX_MESSAGE = MESSAGE_BYTES
 _REMOVE_PATIENCE_S = 2.0
 _IDLE_MS = 20
+_LOOKS = 3
 
 
 @dataclass(slots=True)
@@ -42,6 +43,7 @@ class Box:
     assignment: socket.socket
     mounts: int = -1
     reaped: bool = False
+    programs: attest.Programs | None = None
 
     def kill(self) -> None:
         """Both handles: the cgroup gets everything, init's end gets what no cgroup held."""
@@ -80,6 +82,7 @@ class Launcher:
         self.boxes: dict[str, Box] = {}
         self.blank: Box | None = None
         self._next_base = ""
+        self._looks = 0
         self._after_reply: list[int] = []
         self.template = Template() if self.privileged else None
         self._known_base: tuple[str, Base] | None = None
@@ -102,7 +105,7 @@ class Launcher:
             poller.register(self.template.host_table, select.POLLPRI)
         try:
             while True:
-                ready = [fd for fd, _ in poller.poll(_IDLE_MS if self._next_base else None)]
+                ready = [fd for fd, _ in poller.poll(_IDLE_MS if self._next_base or self._looks else None)]
                 if self.template and self.template.host_table in ready:
                     # Before any request: the host mounted or unmounted something, and our copy of
                     # its mounts must neither be used nor keep a file system busy.
@@ -229,12 +232,22 @@ class Launcher:
     # ------------------------------------------------------------ blanks
 
     def _prepare_next(self) -> None:
-        """Make the next box's common part while nobody asks; a failure shows at the next start."""
-        base_text, self._next_base = self._next_base, ""
-        if self.blank is None:
-            with suppress(Refused, OSError):
-                self.blank = self._make_blank(base_text)
-        syscalls.own_memory()
+        """Make the next box's common part while nobody asks; a failure shows at the next start.
+
+        Then, when it has had time to arm itself, read its filter back: that stops it, and takes a while.
+        """
+        if self._next_base:
+            base_text, self._next_base = self._next_base, ""
+            if self.blank is None:
+                with suppress(Refused, OSError):
+                    self.blank = self._make_blank(base_text)
+            syscalls.own_memory()
+            self._looks = _LOOKS
+        elif self.blank is None:
+            self._looks = 0
+        else:
+            self.blank.programs = attest.read_programs(self.blank.pid)
+            self._looks = 0 if self.blank.programs else self._looks - 1
 
     def _drop_blank(self) -> None:
         if self.blank is not None:
@@ -342,7 +355,7 @@ class Launcher:
     def attest(self, request: dict[str, Any], _: list[int]) -> tuple[dict[str, Any], list[int]]:
         """What the kernel says of the process that is about to become the agent."""
         box = self._box(request)
-        return {"facts": attest.read(box.pid, box.group)}, []
+        return {"facts": attest.read(box.pid, box.group, box.programs)}, []
 
     def kill(self, request: dict[str, Any], _: list[int]) -> tuple[dict[str, Any], list[int]]:
         """SIGKILL to all of the box. Whether it is empty then is for finish to observe."""

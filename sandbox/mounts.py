@@ -102,12 +102,16 @@ def carry_out(stage: Stage, steps: tuple[spec.MountStep, ...]) -> None:
 
 
 def enter(stage: Stage) -> None:
-    """Make the built tree the root and let the host's tree go."""
+    """Make the built tree the root; the host's tree lies above it until leave_host() lets it go."""
     syscalls.mount_setattr(stage.root_fd, "", set_bits=syscalls.MOUNT_ATTR_RDONLY)
     os.fchdir(stage.root_fd)
     syscalls.pivot_root(".", ".")
-    syscalls.umount(".", syscalls.MNT_DETACH)
     os.close(stage.root_fd)
+
+
+def leave_host() -> None:
+    """After enter(), which leaves us in the folder that the host's tree is mounted on."""
+    syscalls.umount(".", syscalls.MNT_DETACH)
     os.chdir("/")
 
 
