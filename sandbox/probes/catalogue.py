@@ -60,17 +60,17 @@ _SAFE: dict[str, dict[str, str]] = {
         "read the host through a link": "ENOENT",
         "mount flags": "quiet",
         "set-uid programs that work": "none",
-        "create .claude/settings.json": "EROFS",
-        "create .codex/config.toml": "EROFS",
-        "create .gemini/settings.json": "EROFS",
-        "create .cursor/rules": "EROFS",
-        "create .agents/x": "EROFS",
-        "create .mcp.json": "EROFS",
-        "create .vscode/tasks.json": "EROFS",
-        "create .idea/x.xml": "EROFS",
-        "create .devcontainer/devcontainer.json": "EROFS",
-        "create .envrc": "EROFS",
-        "create .husky/pre-commit": "EROFS",
+        "create .claude/settings.json": "EROFS|EEXIST",
+        "create .codex/config.toml": "EROFS|EEXIST",
+        "create .gemini/settings.json": "EROFS|EEXIST",
+        "create .cursor/rules": "EROFS|EEXIST",
+        "create .agents/x": "EROFS|EEXIST",
+        "create .mcp.json": "EROFS|EEXIST",
+        "create .vscode/tasks.json": "EROFS|EEXIST",
+        "create .idea/x.xml": "EROFS|EEXIST",
+        "create .devcontainer/devcontainer.json": "EROFS|EEXIST",
+        "create .envrc": "EROFS|EEXIST",
+        "create .husky/pre-commit": "EROFS|EEXIST",
         "write in the worktree": "ok",
     },
     "PR": {
@@ -296,6 +296,7 @@ _CLAIMS = {
 
 _OF_ONE = {
     "read a hidden key": ("hide",),
+    "write .env": ("protect-new",),
     "write in the worktree": ("write-tree",),
     "exec in worktree": ("run-tree",),
     "size of /tmp": ("write-tmp",),
@@ -303,7 +304,7 @@ _OF_ONE = {
     "create /tmp/x": ("write-tmp",),
     "create /dev/shm/x": ("write-tmp",),
     "secrets in environments": ("env", "keys"),
-    "names that look secret": ("env", "keys"),
+    "names that look secret": ("env",),
     "memfd exec": (),
     "memfd with exec flag": (),
 }
@@ -326,7 +327,6 @@ _PROTECTED = {
     "create .git/config.worktree": ".git/config.worktree",
     "create .git/modules/x": ".git/modules",
     "rename .git": ".git/config",
-    "write .env": ".env",
 }
 """Probes of a protected path, and the path; they are judged where the profile protects it."""
 
@@ -362,7 +362,7 @@ def probes(expect: Expect) -> Iterator[Probe]:
     """All of them, numbered within their class."""
     for kind, table in _SAFE.items():
         for number, (attempt, safe) in enumerate(table.items(), start=1):
-            protects = _PROTECTED.get(attempt, "")
+            protects = ".env" if attempt == "write .env" else _PROTECTED.get(attempt, "")
             if kind == "FS" and not protects and attempt.startswith("create ."):
                 protects = attempt.removeprefix("create ").split("/")[0]
             yield Probe(
@@ -371,7 +371,9 @@ def probes(expect: Expect) -> Iterator[Probe]:
                 attempt=attempt,
                 safe=_safe(attempt, safe, expect),
                 way_out=attempt not in _WORKS,
-                claims=("protect",) if protects else _OF_ONE.get(attempt, _CLAIMS[kind]),
+                claims=("protect",)
+                if protects and attempt not in _OF_ONE
+                else _OF_ONE.get(attempt, _CLAIMS[kind]),
                 needs=_NEEDS.get(attempt, ""),
                 protects=protects,
             )

@@ -18,6 +18,8 @@ _FILES = {
     "src/main.py": "print(1)\n",
 }
 
+NAMES = frozenset(_FILES)
+
 
 def make(folder: str) -> str:
     """The path of the worktree; beside.txt lies beside it."""

@@ -18,12 +18,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-import msgspec
-
 from sandbox import attest
 from sandbox.client import Box, BoxError, LauncherClient, Streams
 from sandbox.probes.catalogue import Expect, Probe, probes
 from sandbox.probes.program import program
+from supervisor.agents import PLACEHOLDER_KEY, settings_for
 from supervisor.errors import NotStarted, SupervisorError
 from supervisor.profile.claims import Claim, claims_of
 from supervisor.profile.load import Loaded
@@ -32,7 +31,7 @@ from supervisor.runs import boxing
 from supervisor.verify import fixture
 from supervisor.verify.witnesses import Witnesses
 from supervisor.workspace.apply import discard
-from supervisor.workspace.patterns import covers
+from supervisor.workspace.patterns import covers, is_literal
 from supervisor.workspace.tree import inspect
 
 _PYTHON = "/usr/bin/python3"
@@ -153,7 +152,7 @@ async def _in_the_box(
     profile: Profile, tree: str, folder: str, witnesses: Witnesses
 ) -> tuple[_Facts, dict[str, str]]:
     wanted = [probe.attempt for probe in _catalogue(profile)]
-    told = {**witnesses.arguments, "secrets": " ".join(profile.env.secret)}
+    told = {**witnesses.arguments, "secrets": " ".join([*profile.env.secret, *_placeholders(profile)])}
     argv = [_PYTHON, "-c", program(), json.dumps(told), json.dumps(wanted), str(_WORKERS)]
     # Sources of secrets are not asked: a verification must be possible without them.
     environment = boxing.environment(profile, {}, dict.fromkeys(profile.env.secret, "x"), _ABOUT)
@@ -185,6 +184,14 @@ async def _in_the_box(
             await box.kill()
             await box.wait_empty(_PATIENCE_S)
             box.close()
+
+
+def _placeholders(profile: Profile) -> list[str]:
+    """Variables that programs insist on; with the gateway they hold a word that opens nothing."""
+    if profile.network.mode != "gateway":
+        return []
+    given = settings_for(profile.agent.kind, profile.gateway.models).environment
+    return [name for name, value in given.items() if value == PLACEHOLDER_KEY]
 
 
 async def _observe(box: Box, plan: boxing.BoxPlan, read_end: int) -> tuple[_Facts, dict[str, str]]:
@@ -222,8 +229,11 @@ def _judge(profile: Profile, probe: Probe, answers: dict[str, str]) -> ProbeResu
     files = profile.files
     if probe.needs and probe.needs not in {str(c) for c in boxing.required_controls(profile)}:
         return ProbeResult(probe, "", f"the profile does not require {probe.needs}")
-    if probe.protects and covers(files.protect, probe.protects) is None:
+    pattern = covers(files.protect, probe.protects) if probe.protects else ""
+    if pattern is None:
         return ProbeResult(probe, "", f"the profile does not protect {probe.protects}")
+    if pattern and not is_literal(pattern) and probe.protects not in fixture.NAMES:
+        return ProbeResult(probe, "", f"a new name under {pattern} can be made, and is refused by apply")
     if probe.attempt == "read a hidden key" and covers(files.hide, "keys/server.pem") is None:
         return ProbeResult(probe, "", "the profile does not hide it")
     return ProbeResult(probe, answers.get(probe.attempt, "no answer"))
@@ -240,7 +250,8 @@ def _claim(claim: Claim, results: Iterable[ProbeResult], profile: Profile, facts
         said = ", ".join(f"{r.probe.probe_id} ({r.probe.attempt}: {r.observed})" for r in failed[:3])
         return ClaimResult(claim, ClaimState.DISPROVED, said)
     if tried:
-        return ClaimResult(claim, ClaimState.PROVED, f"{len(tried)} probes")
+        many = "1 probe" if len(tried) == 1 else f"{len(tried)} probes"
+        return ClaimResult(claim, ClaimState.PROVED, many)
     reason = about[0].why if about else _WHY_NOT.get(claim.claim_id.split("-")[0], _HELD_OUTSIDE)
     return ClaimResult(claim, ClaimState.NOT_TESTABLE, reason)
 
@@ -314,8 +325,3 @@ def to_data(found: Verification) -> dict[str, Any]:
         "witnesses": list(found.witnesses),
         "escapes": found.escapes,
     }
-
-
-def digest_of(data: dict[str, Any]) -> bytes:
-    """The bytes that a report is signed over."""
-    return msgspec.json.encode(data, order="sorted")

@@ -17,8 +17,8 @@ _TOKEN = "SUPERVISOR_WITNESS"
 class Witnesses:
     """Use as a context manager. seen() names what was reached since the last call.
 
-    arguments: what the probes are told, so that they can look for it. The secret is told backwards, or
-    it would be found in the probes' own arguments.
+    arguments: what the probes are told, so that they can look for it. What is looked for in other
+    processes is told backwards, or it would be found in the probes' own arguments.
     """
 
     def __init__(self, folder: str) -> None:
@@ -46,7 +46,7 @@ class Witnesses:
         os.chmod(path, 0o777)
         self.arguments = {
             "secret": secret[::-1],
-            "process": f"{int(token[:8], 16)}",
+            "process": f"{int(token[:8], 16)}"[::-1],
             "pid": str(process.pid),
             "abstract": f"witness-{token}",
             "path": path,

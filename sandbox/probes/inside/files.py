@@ -85,7 +85,7 @@ def _read_beside() -> None:
 
 @attempt("processes seen")
 def _processes() -> str:
-    token = ARGUMENTS["process"].encode()
+    token = ARGUMENTS["process"][::-1].encode()  # told backwards: it stands in our own arguments too
     for name in os.listdir("/proc"):
         if name.isdigit() and int(name) != os.getpid() and int(name) != os.getppid():
             try:

@@ -110,11 +110,14 @@ def _tmp_inodes() -> str:
 
 @attempt("mount flags")
 def _mount_flags() -> str:
-    """Every mount that can be written is nosuid and nodev."""
+    """Every mount that can be written is nosuid and nodev, but for the devices themselves."""
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         options = set(line.split(" ")[5].split(","))
-        if "rw" in options and not {"nosuid", "nodev"} <= options and line.split(" ")[4] != "/dev/pts":
-            return line.split(" ")[4]
+        target = line.split(" ")[4]
+        device = target.startswith("/dev/") and target != "/dev/shm"
+        wanted = {"nosuid"} if device else {"nosuid", "nodev"}
+        if "rw" in options and not wanted <= options:
+            return target
     return "quiet"
 
 
