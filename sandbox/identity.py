@@ -73,23 +73,15 @@ def take() -> Identity:
 def make_user_namespace(inside_uid: int, inside_gid: int, outside: int) -> int:
     """A descriptor of a user namespace with one uid and one gid mapped; needs CAP_SETUID.
 
-    Held open by the descriptor alone: the process that made it has gone (user_namespaces(7)).
+    Held open by the descriptor alone: the process that was made for it has gone (user_namespaces(7)).
     """
-    read_end, write_end = os.pipe2(os.O_CLOEXEC)
-    pid, pidfd = syscalls.clone3(syscalls.CLONE_NEWUSER)
-    if pid == 0:
-        os.close(write_end)
-        os.read(read_end, 1)
-        os._exit(0)
+    sleeper = syscalls.Sleeper()
     try:
-        os.close(read_end)
-        write_map(pid, "uid_map", inside_uid, outside)
-        write_map(pid, "gid_map", inside_gid, outside)
-        return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+        write_map(sleeper.pid, "uid_map", inside_uid, outside)
+        write_map(sleeper.pid, "gid_map", inside_gid, outside)
+        return os.open(f"/proc/{sleeper.pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
     finally:
-        os.close(write_end)
-        os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
-        os.close(pidfd)
+        sleeper.end()
 
 
 def write_map(pid: int, name: str, inside: int, outside: int) -> None:
