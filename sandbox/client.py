@@ -12,6 +12,7 @@ import functools
 import hashlib
 import json
 import os
+import select
 import shutil
 import socket
 import subprocess
@@ -75,18 +76,25 @@ class Streams:
 
 
 class LauncherClient:
-    """Requests are answered in order, one at a time. Use as an async context manager."""
+    """Requests are answered in order, one at a time. Use as an async context manager.
 
-    def __init__(self, namespace_key: str, boot: str = _BOOT) -> None:
+    at: the socket of a launcher that systemd starts; a child of our own where it is empty.
+    """
+
+    def __init__(self, namespace_key: str, boot: str = _BOOT, *, at: str = "") -> None:
         self.namespace_key = namespace_key
         self.capabilities: Capabilities
         self._boot = boot
+        self._at = at
         self._lock = asyncio.Lock()
         self._running: set[asyncio.Future[Any]] = set()
         self._socket: socket.socket
-        self._process: subprocess.Popen[bytes]
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pidfd = -1
 
     async def __aenter__(self) -> LauncherClient:
+        if self._at:
+            return await self._begin_there()
         scope = scope_command()
         try:
             return await self._begin(scope)
@@ -103,12 +111,30 @@ class LauncherClient:
             self._process = _spawn(theirs.fileno(), self._boot, scope)
         ours.setblocking(False)
         self._socket = ours
+        self._pidfd = os.pidfd_open(self._process.pid)
+        return await self._greet()
+
+    async def _begin_there(self) -> LauncherClient:
+        """The launcher serves one supervisor: while it ends a dead one's boxes, the next waits here."""
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_MESSAGE * 2)
+        self._socket.setblocking(False)
+        try:
+            self._socket.connect(self._at)
+        except OSError as error:
+            self._socket.close()
+            raise LauncherGone(f"no launcher answers on {self._at}: {error.strerror}") from error
+        return await self._greet()
+
+    async def _greet(self) -> LauncherClient:
         try:
             reply, _ = await self.request("hello", namespace_key=self.namespace_key)
-        except LauncherGone:
+            self.capabilities = Capabilities(**{k: v for k, v in reply.items() if k != "ok"})
+            if self._pidfd < 0:
+                self._pidfd = os.pidfd_open(self.capabilities.pid)
+        except (LauncherGone, ProcessLookupError) as error:
             await self.__aexit__()
-            raise
-        self.capabilities = Capabilities(**{k: v for k, v in reply.items() if k != "ok"})
+            raise LauncherGone("the launcher has ended") from error
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -118,19 +144,25 @@ class LauncherClient:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
         self._socket.close()
-        await asyncio.to_thread(self._process.wait)
+        if self._process is not None:
+            await asyncio.to_thread(self._process.wait)
+        elif self._pidfd >= 0:
+            await _wait_readable(self._pidfd)
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self._process.pid if self._process is not None else self.capabilities.pid
 
     @property
     def gone(self) -> bool:
-        return self._process.poll() is not None
+        return self._pidfd < 0 or bool(select.select([self._pidfd], [], [], 0)[0])
 
     async def wait_gone(self) -> None:
         """Until the launcher has ended, for whatever reason; its boxes have ended with it."""
-        pidfd = os.pidfd_open(self._process.pid)
+        pidfd = os.dup(self._pidfd)  # a descriptor has one reader in the loop, and others may wait too
         try:
             await _wait_readable(pidfd)
         finally:

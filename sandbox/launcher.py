@@ -487,10 +487,21 @@ def _name(number: int) -> str:
     return errno.errorcode.get(number, "")
 
 
+def _supervisor() -> socket.socket:
+    """Descriptor 3: the supervisor's end, or from systemd a socket where it is waiting to be accepted."""
+    given = socket.socket(fileno=3)
+    if not given.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        given.set_inheritable(False)
+        return given
+    with given:
+        connection, _ = given.accept()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_MESSAGE * 2)
+    return connection
+
+
 def main() -> None:
-    """Started by sandbox.client with the socket as descriptor 3 and an empty environment."""
-    supervisor = socket.socket(fileno=3)
-    supervisor.set_inheritable(False)
+    """Started by sandbox.client, or by systemd through the folder's __main__, with descriptor 3."""
+    supervisor = _supervisor()
     syscalls.set_process_name("box-launcher")
     os.umask(0o022)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -24,7 +24,7 @@ from supervisor.identifiers import new_ulid
 from supervisor.leases import Leases
 from supervisor.limits.charges import Booking
 from supervisor.logs.redact import KnownSecrets
-from supervisor.paths import Paths
+from supervisor.paths import Paths, launcher_socket
 from supervisor.profile.schema import Profile
 from supervisor.runs.life import LiveRun, Order, Step, Surroundings
 from supervisor.runs.reasons import StopRequest, kill_request
@@ -97,7 +97,7 @@ class Supervisor:
         """The order matters: the launcher before any thread, the lock before the row, then tidy up."""
         if self.kind == "daemon":
             self._be_the_only_daemon()
-        self.launcher = await self._stack.enter_async_context(LauncherClient(self.paths.namespace_key))
+        self.launcher = await self._stack.enter_async_context(self._launcher_client())
         lock = workers.hold(workers.lock_path(self.paths, self.worker_id))
         self._stack.callback(self._let_go, lock)
         location = self.config.store_location(self.paths.database)
@@ -154,6 +154,10 @@ class Supervisor:
         for key, value in self.booking.look(settings).items():
             if key == CLOCK_JUMP or self.kind != "foreground":
                 store.set_setting(key, value)
+
+    def _launcher_client(self) -> LauncherClient:
+        at = launcher_socket() if self.kind == "daemon" else ""
+        return LauncherClient(self.paths.namespace_key, at=at)
 
     def _be_the_only_daemon(self) -> None:
         try:

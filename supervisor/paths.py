@@ -64,6 +64,11 @@ def system_socket() -> str:
     return f"{_SYSTEM_RUN}/control.sock"
 
 
+def launcher_socket() -> str:
+    """Where the daemon finds a launcher that systemd starts; "" is a child of its own (the unit says it)."""
+    return os.environ.get("SUPERVISOR_LAUNCHER", "")
+
+
 def locate() -> Paths:
     """From SUPERVISOR_STATE_DIR and SUPERVISOR_RUN_DIR, else the places for root or this user."""
     if os.geteuid() == 0:

@@ -37,10 +37,14 @@ Handler = Callable[[dict[str, Any], str], Awaitable[Any]]
 
 
 class ControlServer:
-    """Serves one supervisor on its socket. Use as an async context manager."""
+    """Serves one supervisor on its socket. Use as an async context manager.
 
-    def __init__(self, supervisor: Supervisor) -> None:
+    handed_over: the listening socket, where systemd made it; its path, mode and group are systemd's.
+    """
+
+    def __init__(self, supervisor: Supervisor, handed_over: socket.socket | None = None) -> None:
         self.supervisor = supervisor
+        self._handed_over = handed_over
         zone = supervisor.config.daily.zone
         self.queries = Queries(supervisor.store, supervisor.paths, zone)
         self.handlers: dict[str, Handler] = {
@@ -62,6 +66,10 @@ class ControlServer:
 
     async def __aenter__(self) -> ControlServer:
         path = self.supervisor.socket_path
+        if self._handed_over is not None:
+            # start_server and not start_unix_server, which removes the path from Python 3.13 on.
+            self._server = await asyncio.start_server(self._serve, sock=self._handed_over, limit=MAX_LINE)
+            return self
         await _remove_stale(path)
         try:
             self._server = await asyncio.start_unix_server(self._serve, path, limit=MAX_LINE)
@@ -86,6 +94,8 @@ class ControlServer:
 
     async def __aexit__(self, *_: object) -> None:
         self._server.close()
+        if self._handed_over is not None:
+            return
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.supervisor.socket_path)
 
