@@ -112,9 +112,9 @@ def plain(rows: Sequence[Row]) -> list[dict[str, Any]]:
     return [{key: getattr(row, key) for key in _KEYS} for row in rows]
 
 
-def write(rows: Sequence[Row]) -> Path:
+def write(rows: Sequence[Row], part: str) -> Path:
     _RESULTS.mkdir(exist_ok=True)
-    path = _RESULTS / "box.json"
+    path = _RESULTS / f"{part}.json"
     path.write_text(json.dumps(plain(rows), indent=2) + "\n", encoding="utf-8")
     return path
 
