@@ -27,7 +27,7 @@ def fresh(agents: AgentStand) -> None:
 
 def run(agents: AgentStand, play: Play, limits: str = _MOST_CALLS) -> Ended:
     fresh(agents)
-    profile = agents.profile(play.kind, more=f"[limits]\n{limits}")
+    profile = agents.profile(play.kind, more=f"[limits]\n{limits}{play.gateway}")
     return agents.run(command(play.kind, play.model, TASK), profile, apply=True)
 
 
@@ -60,3 +60,16 @@ def ends_at_its_cap(agents: AgentStand, play: Play) -> None:
     assert len(agents.upstream.asked) == 1, ended.all()
     assert ended.run.totals["calls_refused"] >= 1
     assert ended.run.totals["spent_nanos"] == book.cost(INPUT_NANOS, OUTPUT_NANOS) <= 400_000_000
+
+
+def is_heard_without_our_settings(agents: AgentStand, play: Play) -> None:
+    """Control: with what silences it undone, the same program looks up names, and that is seen."""
+    agents.play(play.book())
+    fresh(agents)
+    words, variables = play.undo
+    listed = ", ".join(f'{name} = "{value}"' for name, value in variables.items())
+    more = f"[limits]\n{_MOST_CALLS}[env]\nset = {{ {listed} }}\n"
+    first, subcommand, *rest = command(play.kind, play.model, TASK)
+    ended = agents.run([first, subcommand, *words, *rest], agents.profile(play.kind, more=more))
+    assert ended.run.reason is StopReason.DONE, ended.all()
+    assert play.loud <= ended.names, ended.names

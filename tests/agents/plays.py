@@ -5,13 +5,19 @@ Never uses a tool that the program did not offer: that is what a run is checked 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scripted_turns import Playbook, Turn
+
+from supervisor.agents import KINDS
 
 TASK = "Correct the spelling in greet.py."
 WRONG, RIGHT = "def greet():\n    return 'helo'\n", "def greet():\n    return 'hello'\n"
 LAST = Turn("It says hello now.")
+_SILENCE = frozenset(
+    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC DISABLE_AUTOUPDATER DISABLE_TELEMETRY "
+    "DISABLE_ERROR_REPORTING".split()
+)
 _TRY = 'python3 -c "import greet; print(greet.greet())"'
 _PATCH = """\
 *** Begin Patch
@@ -35,7 +41,11 @@ greet.py
 
 @dataclass(frozen=True, slots=True)
 class Play:
-    """One program with one model. asides: calls it makes beside the turns. looks_up: what is known of it."""
+    """One program with one model. asides: calls it makes beside the turns. looks_up: what is known of it.
+
+    gateway: another [gateway] than the one that the program's profile begins with. undo: words and
+    variables that undo what silences it, and loud: what it looks up then.
+    """
 
     kind: str
     model: str
@@ -43,6 +53,9 @@ class Play:
     asides: int = 0
     in_order: bool = False
     looks_up: frozenset[str] = frozenset()
+    gateway: str = ""
+    undo: tuple[tuple[str, ...], dict[str, str]] = ((), {})
+    loud: frozenset[str] = frozenset()
 
     @property
     def name(self) -> str:
@@ -68,6 +81,8 @@ CLAUDE_CODE = Play(
         Turn("Does it run?", "Bash", {"command": _TRY, "description": "Run it"}),
         LAST,
     ),
+    undo=((), dict.fromkeys(KINDS["claude-code"].environment.keys() & _SILENCE, "")),
+    loud=frozenset({"api.anthropic.com"}),
 )
 """The model is the one that it asks for by itself."""
 
@@ -79,6 +94,14 @@ CODEX = Play(
         Turn("Does it run?", "exec_command", {"cmd": _TRY}),
         LAST,
     ),
+    undo=(
+        (
+            *("-c", "analytics.enabled=true", "-c", "check_for_update_on_startup=true"),
+            *("-c", "features.plugins=true", "-c", "features.apps=true"),
+        ),
+        {},
+    ),
+    loud=frozenset({"chatgpt.com", "ab.chatgpt.com"}),
 )
 
 CODEX_IN_CODE = Play(
@@ -128,6 +151,8 @@ OPENCODE = Play(
     asides=1,
     # Where the host has no ripgrep in /usr.
     looks_up=frozenset({"github.com"}),
+    undo=((), {"OPENCODE_DISABLE_MODELS_FETCH": ""}),
+    loud=frozenset({"models.opencode.ai"}),
 )
 
 MINI_SWE_AGENT = Play(
@@ -137,7 +162,23 @@ MINI_SWE_AGENT = Play(
         Turn("A letter is missing.", "bash", {"command": f"sed -i s/helo/hello/ greet.py && {_TRY}"}),
         Turn("Done.", "bash", {"command": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"}),
     ),
+    undo=((), {"LITELLM_LOCAL_MODEL_COST_MAP": ""}),
+    loud=frozenset({"raw.githubusercontent.com"}),
 )
 
-AIDER = Play("aider", "gpt-5-mini", (Turn(_BLOCKS), Turn("Correct the spelling")), asides=1, in_order=True)
+AIDER = Play(
+    "aider",
+    "gpt-5-mini",
+    (Turn(_BLOCKS), Turn("Correct the spelling")),
+    asides=1,
+    in_order=True,
+    undo=((), {"AIDER_ANALYTICS_DISABLE": "false", "LITELLM_LOCAL_MODEL_COST_MAP": ""}),
+    loud=frozenset({"raw.githubusercontent.com"}),
+)
 """It has no tools: it reads blocks in a text, and asks a smaller model for the messages of its commits."""
+
+_ANTHROPIC = '[gateway]\nupstreams = ["anthropic"]\nmodels = ["claude-*"]\n'
+MINI_SWE_AGENT_ON_ANTHROPIC = replace(
+    MINI_SWE_AGENT, model="anthropic/claude-sonnet-4-5", gateway=_ANTHROPIC, loud=frozenset()
+)
+AIDER_ON_ANTHROPIC = replace(AIDER, model="anthropic/claude-sonnet-4-5", gateway=_ANTHROPIC, loud=frozenset())
