@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from sandbox import attest
+from sandbox import attest, mount_check
 from sandbox.client import Box, BoxError, LauncherClient, Streams
 from sandbox.probes.catalogue import Expect, Probe, probes
 from sandbox.probes.program import program
@@ -198,6 +198,7 @@ async def _observe(box: Box, plan: boxing.BoxPlan, read_end: int) -> tuple[_Fact
     facts = await box.attest()
     required = frozenset(box.spec.base.required)
     wrong = attest.disagreements(facts, uid=box.uid, seccomp_sha256=plan.seccomp_sha256, required=required)
+    wrong += mount_check.disagreements(facts["mounts"], (*box.spec.base.steps, *box.spec.steps))
     if wrong:
         raise NotStarted(f"not as it was reported: {'; '.join(wrong)}")
     await box.release()

@@ -47,6 +47,7 @@ def weakened(monkeypatch: pytest.MonkeyPatch, weaken: Callable[[BoxSpec], BoxSpe
 
     monkeypatch.setattr("supervisor.runs.boxing.plan", weaker)
     monkeypatch.setattr("sandbox.attest.disagreements", lambda *_, **__: [])
+    monkeypatch.setattr("sandbox.mount_check.disagreements", lambda *_: [])
     return asyncio.run(verify(load("base")))
 
 
