@@ -112,7 +112,7 @@ class LiveRun:
         self.order = order
         self.around = around
         self.row = RunRow(run, around.recorder, around.clock, order.on_event)
-        self.profile = order.loaded.profile
+        self.profile = boxing.with_own_files_protected(order.loaded, order.tree)
         self.redactor = KnownSecrets(order.secrets)
         self.started = asyncio.Event()
         self.ended = asyncio.Event()
