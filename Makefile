@@ -38,7 +38,7 @@ test: lint types
 	$(RUN)/pytest
 
 test-agents: setup
-	$(RUN)/pytest tests/agents tests/agents/every_program.py
+	$(RUN)/pytest tests/agents/every_program.py tests/agents/test_*.py
 
 test-system: setup
 	PATH="$(CURDIR)/$(RUN):$$PATH" tests/system/run
