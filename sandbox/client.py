@@ -47,7 +47,21 @@ class BoxError(Exception):
         self.message = message
         self.control = control
         self.number = number
-        self.hint = hint
+        self.hint = hint or _ADVICE.get((control, number), "")
+
+
+_NO_PRIVILEGE = (
+    "root lacks CAP_SYS_ADMIN here, as in a container: run on the host, or give the container --privileged"
+    if os.geteuid() == 0
+    else "run as root; or let users make namespaces (user.max_user_namespaces, an AppArmor profile)"
+)
+_ADVICE = {
+    ("user_namespace", "ENOSPC"): "user.max_user_namespaces allows no more of them (sysctl)",
+    ("user_namespace", "EPERM"): _NO_PRIVILEGE,
+    ("mount_namespace", "EPERM"): _NO_PRIVILEGE,
+    ("mount_namespace", "ENOSPC"): "user.max_mnt_namespaces allows no more of them (sysctl)",
+}
+"""What lies behind an errno that says little (namespaces(7), clone(2))."""
 
 
 class LauncherGone(BoxError):

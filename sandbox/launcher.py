@@ -313,7 +313,7 @@ class Launcher:
         try:
             return identity.take()
         except OSError as error:
-            raise Refused(str(error), str(Control.USER_NAMESPACE), error.errno or 0) from error
+            raise Refused(str(error.strerror), str(Control.USER_NAMESPACE), error.errno or 0) from error
 
     def _make_group(self, base: Base, name: str) -> cgroups.RunGroup:
         try:
@@ -337,7 +337,10 @@ class Launcher:
             | syscalls.CLONE_NEWUTS
             | syscalls.CLONE_NEWTIME
         )
-        template = self.template.place_for(base, base_text) if self.template else ""
+        try:
+            template = self.template.place_for(base, base_text) if self.template else ""
+        except OSError as error:
+            raise Refused(str(error.strerror), str(Control.MOUNT_NAMESPACE), error.errno or 0) from error
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         gate_read = gate_write = -1
         if taken is None:
@@ -356,8 +359,7 @@ class Launcher:
             return Box(base_text, pid, pidfd, group, taken, ours, _mount_namespace(pid))
         except OSError as error:
             ours.close()
-            control = str(Control.USER_NAMESPACE)
-            raise Refused(f"{error.strerror} ({error.filename})", control, error.errno or 0) from error
+            raise Refused(str(error.strerror), str(Control.USER_NAMESPACE), error.errno or 0) from error
         finally:
             theirs.close()
             for fd in (cgroup_fd, gate_read, gate_write):

@@ -100,7 +100,7 @@ _SAFE: dict[str, dict[str, str]] = {
         "TIOCSTI": "EPERM",
         "TIOCSTI high bits": "EPERM",
         "TIOCLINUX": "EPERM",
-        "device node": "EACCES",
+        "device node": "EACCES|EPERM",
         "open /dev/tty": "ENXIO",
         "read /dev/mem": "ENOENT",
         "read /dev/kmsg": "ENOENT",
@@ -312,6 +312,7 @@ _NEEDS = {
     "memfd exec": "memfd_noexec",
     "memfd with exec flag": "memfd_noexec",
     "write /proc/sys/vm/memfd_noexec": "memfd_noexec",
+    "signal init": "landlock",
 }
 """Controls that a probe stands on; without it the probe cannot be judged."""
 
