@@ -364,17 +364,18 @@ class LiveRun:
         """
         self.spending.refuse()
         began_s = self._requested_at_s if self.request else self.around.clock.boottime_s()
-        struck = box.strike() if self.request and not self.request.grace_s and not exited.done() else 0
+        at_once = self.request is not None and not self.request.grace_s and not exited.done()
+        struck = box.strike() if at_once else 0
         # Before anything is written over it: this process may have been hung while it was left.
         self._forced = await self._request_of_others()
-        stage = "kill" if self._forced else "exit"
+        stage = "kill" if self._forced or at_once else "exit"
         intent: asyncio.Task[None] | None = None
         if self.request is not None:
             intent = self._write_request(self.request)
             if self.request.grace_s > 0:
                 await intent
-            if not exited.done():
-                stage = await self._ask(box, exited, self.request) if self.request.grace_s > 0 else "kill"
+                if not exited.done():
+                    stage = await self._ask(box, exited, self.request)
         # After a natural exit too: what the agent left behind goes with it.
         processes = max(struck, await self._force(box))
         self.around.on_step(Step.KILL_SENT)

@@ -284,7 +284,8 @@ def test_there_is_a_case_for_every_rule_and_there_are_enough() -> None:
 
 
 @pytest.mark.parametrize("rule_id", SPEAKING)
-def test_a_rule_speaks_where_it_should(rule_id: str, tmp_path: Path) -> None:
+def test_a_rule_speaks_where_it_should(rule_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("supervisor.profile.load._PRIVATE", ())  # the folders of these tests lie there
     found = [f for f in outcome(tmp_path, SPEAKING[rule_id]).findings if f.rule.rule_id == rule_id]
     assert found, "it found nothing"
     for finding in found:
