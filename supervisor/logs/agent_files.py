@@ -15,7 +15,7 @@ from sandbox.client import Box
 from supervisor.clock import Clock
 from supervisor.events import EventKind
 from supervisor.logs.book import LogBook, LogLine
-from supervisor.logs.files import FileTail
+from supervisor.logs.tail.files import FileTail
 from supervisor.profile.schema import Profile
 
 _MAX_DEPTH = 32

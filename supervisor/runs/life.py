@@ -23,8 +23,8 @@ from supervisor.events import Event, EventKind
 from supervisor.limits.wall_clock import WallClock
 from supervisor.logs.agent_files import AgentFiles
 from supervisor.logs.book import LogBook, LogLine
-from supervisor.logs.capture import PipeCapture, drain, make_pipe
 from supervisor.logs.redact import KnownSecrets
+from supervisor.logs.tail.pipes import PipeCapture, drain, make_pipe
 from supervisor.paths import Paths
 from supervisor.profile.load import Loaded
 from supervisor.runs import boxing

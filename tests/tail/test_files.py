@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.logs.files import FileTail
+from supervisor.logs.tail.files import FileTail
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import stat
 from dataclasses import dataclass, field
 
 from sandbox import layout, syscalls
-from supervisor.logs.capture import LineSplitter
+from supervisor.logs.tail.lines import LineSplitter
 
 _CHUNK = 1 << 18
 _CHUNKS_PER_LOOK = 16

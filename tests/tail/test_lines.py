@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from supervisor.logs.capture import LineSplitter
+from supervisor.logs.tail.lines import LineSplitter
 
 TEXTS = [
     b"",
