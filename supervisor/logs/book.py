@@ -14,18 +14,23 @@ import msgspec
 
 from supervisor.clock import rfc3339
 from supervisor.logs.redact import Redactor
+from supervisor.logs.tail.lines import MarkedLine
 
 Stream = Literal["out", "err", "file"]
 
 
 class LogLine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One line as it is stored. s: which stream; f: file name for "file"; cut: bytes taken off."""
+    """One line as it is stored. s: which stream; f: file name for "file"; cut: bytes taken off.
+
+    partial: its newline never came, because the file was replaced or everything ended.
+    """
 
     at: str
     s: Stream
     t: str
     f: str = ""
     cut: int = 0
+    partial: bool = False
 
 
 @dataclass(slots=True)
@@ -77,7 +82,7 @@ class LogBook:
         stamp = rfc3339(at)
         for raw in lines:
             if self.full:
-                self.drop(len(raw) + 1, 1)
+                self.drop(len(raw) + 1 + (raw.cut if isinstance(raw, MarkedLine) else 0), 1)
                 continue
             clean, count = self.redactor.redact(raw)
             self.totals.redacted += count
@@ -86,7 +91,11 @@ class LogBook:
                 # A secret may have been cut in two where the line was; markers are shorter than secrets.
                 room = max(0, min(room, len(clean) - self.redactor.longest))
             text = clean[:room].decode("utf-8", errors="replace")
-            line = LogLine(stamp, stream, text, file, max(0, len(clean) - room))
+            cut, partial = max(0, len(clean) - room), False
+            if isinstance(raw, MarkedLine):
+                cut, partial = cut + raw.cut, raw.partial
+                self.totals.dropped_bytes += raw.cut
+            line = LogLine(stamp, stream, text, file, cut, partial)
             kept.append(line)
             encoded.append(msgspec.json.encode(line) + b"\n")
             self.totals.lines += 1

@@ -21,6 +21,7 @@ from supervisor.clock import Clock
 from supervisor.errors import NotStarted, SupervisorError
 from supervisor.events import Event, EventKind
 from supervisor.limits.wall_clock import WallClock
+from supervisor.logs.agent_events import AgentEvents
 from supervisor.logs.agent_files import AgentFiles
 from supervisor.logs.book import LogBook, LogLine
 from supervisor.logs.redact import KnownSecrets
@@ -142,8 +143,9 @@ class LiveRun:
             self.request = msgspec.structs.replace(self.request, grace_s=request.grace_s)
         self._wake.set()
 
-    def _show(self, lines: list[LogLine]) -> None:
+    def _heard(self, lines: list[LogLine]) -> None:
         """To whoever watches; a watcher that fails (its terminal is gone) is not told any more."""
+        lines = self._agent_events.take(lines)
         try:
             self._watcher(lines)
         except Exception:
@@ -173,6 +175,7 @@ class LiveRun:
         stack.callback(self.spending.settle_rest)
         provider_keys = await self.spending.prepare()
         self.redactor = KnownSecrets({**self.order.secrets, **provider_keys})
+        self._agent_events = AgentEvents(self.redactor, self.spending.self_reported)
         book = self._open_book()
         stack.callback(book.close)
         began_s = self.around.clock.boottime_s()
@@ -181,7 +184,7 @@ class LiveRun:
         stack.callback(box.close)
         self.around.on_step(Step.BOX_MADE)
         files = AgentFiles(
-            box, self.profile, book, self.around.clock, self.spending.self_reported, self._show
+            box, self.profile, book, self.around.clock, self.spending.self_reported, self._heard
         )
         stack.callback(files.close)
         try:
@@ -199,6 +202,7 @@ class LiveRun:
         await drain(captures, _DRAIN_PATIENCE_S)
         try:
             files.finish()
+            self._agent_events.finish()
         except Exception as error:
             self.row.tell(EventKind.OUTPUT_DROPPED, {"bytes": 0, "why": f"the log files: {error!r}"})
         await self._close(book, finished, kill, wait_status)
@@ -232,8 +236,8 @@ class LiveRun:
         self._seccomp_sha256 = plan.seccomp_sha256
         (out_read, out_write), (err_read, err_write) = make_pipe(), make_pipe()
         captures = [
-            PipeCapture(out_read, "out", book, self.around.clock, self._show),
-            PipeCapture(err_read, "err", book, self.around.clock, self._show),
+            PipeCapture(out_read, "out", book, self.around.clock, self._heard),
+            PipeCapture(err_read, "err", book, self.around.clock, self._heard),
         ]
         for capture in captures:
             capture.start()

@@ -6,30 +6,32 @@ Never lets a line be lost or told twice.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
-from supervisor.logs.tail.files import FileTail
+from supervisor.logs.tail.files import FileTail, Found, Gap
 
 
 @pytest.fixture
 def tail(tmp_path: Path) -> Iterator[FileTail]:
     folder = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
-    yield FileTail(folder, ["/run/agent/*.ndjson"], 1 << 20)
+    made = FileTail(folder, ["/run/agent/*.ndjson"], 1 << 20)
+    yield made
+    made.close()
     os.close(folder)
 
 
-def lines(found: list[tuple[str, list[bytes], int]]) -> list[bytes]:
-    return [line for _, some, _ in found for line in some]
+def lines(found: Iterable[Found]) -> list[bytes]:
+    return [line for one in found for line in one.lines]
 
 
 def test_lines_as_they_come(tmp_path: Path, tail: FileTail) -> None:
     path = tmp_path / "a.ndjson"
     path.write_bytes(b"one\ntw")
     (tmp_path / "other.txt").write_bytes(b"not ours\n")
-    assert tail.poll() == [("a.ndjson", [b"one"], 0)]
+    assert tail.poll() == [Found("a.ndjson", [b"one"])]
     with path.open("ab") as file:
         file.write(b"o\nthree")
     assert lines(tail.poll()) == [b"two"]
@@ -74,7 +76,7 @@ def test_truncated(tmp_path: Path, tail: FileTail) -> None:
     assert lines(tail.poll()) == [b"first", b"second"]
     path.write_bytes(b"third\n")
     assert lines(tail.poll()) == [b"third"]
-    tail.finish()
+    list(tail.finish())
 
 
 def test_removed_while_it_was_written(tmp_path: Path, tail: FileTail) -> None:
@@ -87,7 +89,7 @@ def test_removed_while_it_was_written(tmp_path: Path, tail: FileTail) -> None:
         path.unlink()
         told += lines(tail.poll())
     assert told == [b"1", b"2"]
-    tail.finish()
+    list(tail.finish())
 
 
 def test_what_is_no_plain_file_is_refused_by_name(tmp_path: Path, tail: FileTail) -> None:
@@ -100,7 +102,7 @@ def test_what_is_no_plain_file_is_refused_by_name(tmp_path: Path, tail: FileTail
     (tmp_path / "plain.ndjson").write_bytes(b"control\n")
     assert lines(tail.poll()) == [b"control"]
     assert tail.refused == {"link.ndjson", "hard.ndjson", "fifo.ndjson", "folder.ndjson"}
-    tail.finish()
+    list(tail.finish())
 
 
 def test_a_name_that_is_no_text(tmp_path: Path, tail: FileTail) -> None:
@@ -108,15 +110,30 @@ def test_a_name_that_is_no_text(tmp_path: Path, tail: FileTail) -> None:
     ((name, some, _),) = tail.poll()
     assert (name, some) == ("\\xff.ndjson", [b"line"])
     name.encode()
-    tail.finish()
+    list(tail.finish())
 
 
-def test_no_more_files_than_there_may_be(tmp_path: Path, tail: FileTail) -> None:
+def test_no_more_files_are_open_than_may_be_and_all_are_read(tmp_path: Path, tail: FileTail) -> None:
     for number in range(300):
-        (tmp_path / f"{number:03}.ndjson").write_bytes(b"x\n")
+        (tmp_path / f"{number:03}.ndjson").write_bytes(b"%d\n" % number)
     before = len(os.listdir("/proc/self/fd"))
-    assert len(lines(tail.poll())) == 64
+    told = lines(tail.poll())
+    assert len(os.listdir("/proc/self/fd")) <= before + 64
+    for number in range(300):
+        with (tmp_path / f"{number:03}.ndjson").open("ab") as file:
+            file.write(b"more %d\n" % number)
+    told += lines(tail.poll())
     assert len(os.listdir("/proc/self/fd")) <= before + 64
     assert lines(tail.poll()) == []
-    tail.finish()
+    wanted = [f"{word}{number}".encode() for number in range(300) for word in ("", "more ")]
+    assert sorted(told) == sorted(wanted)
+    list(tail.finish())
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_more_files_than_can_be_followed_are_said_once(tmp_path: Path, tail: FileTail) -> None:
+    for number in range(100):
+        (tmp_path / f"{number:03}.ndjson").write_bytes(b"unfinished")
+    assert [one.gap for one in tail.poll()] == [Gap.TOO_MANY]
+    assert tail.poll() == []
+    assert len(lines(tail.finish())) == 64

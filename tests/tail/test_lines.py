@@ -6,12 +6,13 @@ Never lets the held back bytes grow past the limit.
 from __future__ import annotations
 
 import itertools
+import re
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from supervisor.logs.tail.lines import LineSplitter
+from supervisor.logs.tail.lines import NUL_RUN, LineSplitter, MarkedLine, cut_bytes
 
 TEXTS = [
     b"",
@@ -26,19 +27,21 @@ TEXTS = [
     b"carriage\rreturn\r\nend",
 ]
 LIMIT = 10
+NULS = re.compile(rb"\0{%d,}" % NUL_RUN)
 
 
-def split(text: bytes, pieces: list[bytes]) -> tuple[list[bytes], int]:
+def split(text: bytes, pieces: list[bytes]) -> list[tuple[bytes, int, bool]]:
+    """The lines with what is said of each: bytes cut off, and whether it was partial."""
     splitter = LineSplitter(LIMIT)
     lines: list[bytes] = []
-    dropped = 0
     for piece in pieces:
-        more, lost = splitter.feed(piece)
-        lines += more
-        dropped += lost
+        lines += splitter.feed(piece)
         assert len(splitter.held) <= LIMIT
     assert b"".join(pieces) == text
-    return lines + splitter.rest(), dropped
+    return [
+        (bytes(line), line.cut, line.partial) if isinstance(line, MarkedLine) else (line, 0, False)
+        for line in lines + splitter.rest()
+    ]
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -51,12 +54,43 @@ def test_split_at_every_position(text: bytes) -> None:
 
 @settings(deadline=None)
 @given(
-    text=st.binary(max_size=200).map(lambda raw: raw.replace(b"x", b"\n")), cuts=st.lists(st.integers(0, 200))
+    text=st.lists(st.sampled_from([b"a", b"\n", b"\0", b"\0" * 9, b"\xe4", b"bcd"]), max_size=60).map(
+        b"".join
+    ),
+    cuts=st.lists(st.integers(0, 200)),
 )
 def test_split_anywhere(text: bytes, cuts: list[int]) -> None:
     edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
-    lines, dropped = split(text, [text[a:b] for a, b in itertools.pairwise(edges)])
-    wanted = text.split(b"\n")
-    expected = [line[:LIMIT] for line in wanted[:-1]] + ([wanted[-1][:LIMIT]] if wanted[-1] else [])
-    assert lines == expected
-    assert dropped == sum(max(0, len(line) - LIMIT) for line in wanted)
+    lines = split(text, [text[a:b] for a, b in itertools.pairwise(edges)])
+    assert lines == split(text, [text])
+    ends = text.count(b"\n")
+    wanted = text.split(b"\n") if text and not text.endswith(b"\n") else text.split(b"\n")[:-1]
+    assert [line for line, _, _ in lines] == [NULS.sub(b"", line)[:LIMIT] for line in wanted]
+    assert sum(cut + len(line) for line, cut, _ in lines) + ends == len(text)
+    assert [partial for _, _, partial in lines] == [False] * ends + [True] * (len(lines) - ends)
+
+
+def test_a_long_line_says_how_much_is_missing() -> None:
+    assert split(b"a" * 25 + b"\nb\n", [b"a" * 25 + b"\nb\n"]) == [(b"a" * 10, 15, False), (b"b", 0, False)]
+
+
+@pytest.mark.parametrize("count", [NUL_RUN - 1, NUL_RUN, 1000, 1 << 20])
+def test_a_run_of_nuls_is_counted_and_a_few_are_text(count: int) -> None:
+    text = b"\0" * count + b"x\n"
+    splitter = LineSplitter(1 << 10)
+    (line,) = splitter.feed(text)
+    if count < NUL_RUN:
+        assert line == text[:-1] and not isinstance(line, MarkedLine)
+    else:
+        assert isinstance(line, MarkedLine) and (line, line.cut) == (b"x", count)
+    skipped = LineSplitter(1 << 10)
+    skipped.skip_nuls(count)
+    assert skipped.feed(b"x\n") == [line]
+
+
+def test_a_line_that_is_squeezed_keeps_what_is_held_and_no_more() -> None:
+    splitter = LineSplitter(100)
+    splitter.feed(b"12345")
+    splitter.squeeze()
+    first, second = splitter.feed(b"6789\n6789\n")
+    assert (first, cut_bytes([first]), second) == (b"12345", 4, b"6789")

@@ -111,7 +111,7 @@ def test_a_secret_at_the_cut_does_not_leak_a_piece(
     splitter = LineSplitter(max_line + redactor.longest)
     text = b"." * lead + secret.encode() * count + b"tail" * 300 + secret.encode() + b"\n"
     for start in range(0, len(text), step):
-        lines, _ = splitter.feed(text[start : start + step])
+        lines = splitter.feed(text[start : start + step])
         book.add("out", lines, datetime.now(UTC))
     book.close()
     kept, _ = read_lines(str(folder / "log"), 0)

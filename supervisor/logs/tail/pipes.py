@@ -62,7 +62,7 @@ class PipeCapture:
             if not chunk:
                 self._finish()
                 return
-            self._keep(*self._splitter.feed(chunk))
+            self._keep(self._splitter.feed(chunk))
 
     def _throw_away(self) -> None:
         """Past the budget the kernel moves the bytes to /dev/null for us; nothing is copied."""
@@ -78,14 +78,12 @@ class PipeCapture:
             self._finish()
         self.book.drop(moved)
 
-    def _keep(self, lines: list[bytes], dropped: int) -> None:
-        if dropped:
-            self.book.drop(dropped)
+    def _keep(self, lines: list[bytes]) -> None:
         if lines:
             self.on_lines(self.book.add(self.stream, lines, self.clock.utc()))
 
     def _finish(self) -> None:
-        self._keep(self._splitter.rest(), 0)
+        self._keep(self._splitter.rest())
         self.stop()
 
     def stop(self) -> None:
