@@ -17,6 +17,7 @@ import msgspec
 
 from sandbox import attest, mount_check
 from sandbox.client import Box, BoxError, Finished, LauncherClient, LauncherGone, Streams
+from supervisor.audit.trail import Trail
 from supervisor.clock import Clock
 from supervisor.errors import NotStarted, SupervisorError
 from supervisor.events import Event, EventKind
@@ -103,6 +104,7 @@ class Surroundings:
     worker_id: str
     stop_is_wanted: Callable[[str], Awaitable[StopRequest | None]]
     spending: SpendingFor
+    audit: Trail
     on_step: Callable[[Step], None] = lambda _: None
 
 
@@ -112,7 +114,7 @@ class LiveRun:
     def __init__(self, order: Order, around: Surroundings, run: Run) -> None:
         self.order = order
         self.around = around
-        self.row = RunRow(run, around.recorder, around.clock, order.on_event)
+        self.row = RunRow(run, around.recorder, around.clock, order.on_event, around.audit.event)
         self.profile = boxing.with_own_files_protected(order.loaded, order.tree)
         self.redactor = KnownSecrets(order.secrets)
         self.started = asyncio.Event()
@@ -210,7 +212,12 @@ class LiveRun:
     def _open_book(self) -> LogBook:
         limits, log = self.profile.limits, self.profile.log
         path = self.around.paths.logs(self.run.run_id)
-        return LogBook(path, self.redactor, limits.output_bytes, log.max_line_bytes).open()
+        run = self.run
+
+        def seal(piece: dict[str, Any]) -> None:
+            self.around.audit.log(run.run_id, run.ticket, piece)
+
+        return LogBook(path, self.redactor, limits.output_bytes, log.max_line_bytes, seal).open()
 
     async def _refuse_if_stopped(self) -> None:
         """A stop that was there before the agent was: nothing is executed."""
