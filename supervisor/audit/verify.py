@@ -207,10 +207,10 @@ class _Check:
         number = line.record.n if line.record is not None else -1
         genuine = line.sealed is not None and number >= 0 and self._is_genuine(line, number)
         later = self._comes_later(line)
-        if self._initial and self._next == 0 and not self._key_fits(self._initial):
-            return self._bad(Fault.WRONG_KEY, line, "no record is sealed with that key, from the first on")
         if not line.raw.endswith(b"\n") and self._is_last(line):
             return self._bad(Fault.TRUNCATED, line, f"record {self._next} is cut off at the end of the trail")
+        if self._initial and self._next == 0 and not self._key_fits(self._initial):
+            return self._bad(Fault.WRONG_KEY, line, "no record is sealed with that key, from the first on")
         if genuine and number < self._next:
             return self._bad(Fault.REPEATED, line, f"record {number} stands here once more")
         if genuine and number > self._next:
