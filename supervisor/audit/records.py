@@ -5,7 +5,6 @@ Never holds what an agent wrote beyond a bounded size: longer details are known 
 
 from __future__ import annotations
 
-import hashlib
 from enum import StrEnum
 from typing import Any
 
@@ -90,6 +89,8 @@ def encode(draft: Draft, number: int) -> bytes:
     raw = msgspec.json.encode(draft.detail)
     detail = draft.detail
     if len(raw) > MAX_DETAIL:
+        import hashlib  # commands that are to be quick come here with a few words only
+
         detail = {"bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}
     record = Record(
         n=number,

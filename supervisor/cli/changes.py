@@ -14,8 +14,6 @@ from typing import Any
 import click
 import msgspec
 
-from supervisor.audit.records import Decision
-from supervisor.audit.trail import decision, note
 from supervisor.cli import output
 from supervisor.cli.access import Access, complete_ticket, open_access
 from supervisor.cli.look import json_option
@@ -130,6 +128,9 @@ def _ended(store: Store, ticket: str) -> Run:
 
 
 def _record(access: Access, run: Run, word: str, detail: dict[str, Any]) -> None:
+    from supervisor.audit.records import Decision
+    from supervisor.audit.trail import decision, note
+
     what = Decision.CHANGES_APPLIED if word == "applied" else Decision.CHANGES_DISCARDED
     note(access.paths.audit, decision(what, {**detail, "uid": os.getuid()}, run.run_id, run.ticket))
     at = rfc3339(SystemClock().utc())

@@ -14,8 +14,6 @@ from typing import Any
 
 import click
 
-from supervisor.audit.records import Decision
-from supervisor.audit.trail import decision, note
 from supervisor.cli import output
 from supervisor.cli.access import Access, complete_ticket, daemon_answers, open_access, system_daemon
 from supervisor.cli.look import json_option
@@ -190,7 +188,10 @@ def _where(access: Access, ticket: str) -> list[str] | dict[str, Any] | Supervis
 
 
 def _note_forced(access: Access, results: list[dict[str, Any]], reason: str) -> None:
-    """Into the audit trail, after the fact: nothing may keep a kill waiting."""
+    """Into the audit trail, after the fact: nothing may keep a kill waiting, its imports neither."""
+    from supervisor.audit.records import Decision
+    from supervisor.audit.trail import decision, note
+
     drafts = [
         decision(
             Decision.FORCE_KILLED,
@@ -266,11 +267,19 @@ def resume(ticket: str | None, project: str, as_json: bool) -> None:
         if access.store.ticket(check_ticket(ticket)) is None:
             raise NotFound(f"no ticket {ticket} is known")
         cleared = access.store.clear_flag(ticket)
-        note(access.paths.audit, decision(Decision.FLAG_CLEARED, {"uid": os.getuid()}, ticket=ticket))
+        _note("flag_cleared", access, {}, ticket)
     if as_json:
         output.print_json({"ticket": ticket, "cleared": cleared})
     else:
         output.say(f"{ticket}  {'stop flag cleared' if cleared else 'had no stop flag'}")
+
+
+def _note(what: str, access: Access, detail: dict[str, Any], ticket: str = "") -> None:
+    """A decision of this user, who acts on the state without a supervisor."""
+    from supervisor.audit.records import Decision
+    from supervisor.audit.trail import decision, note
+
+    note(access.paths.audit, decision(Decision(what), {**detail, "uid": os.getuid()}, ticket=ticket))
 
 
 def _set_paused(project: str, value: str, as_json: bool) -> None:
@@ -280,8 +289,7 @@ def _set_paused(project: str, value: str, as_json: bool) -> None:
             access.store.set_setting(key, value)
             if value == "false" and not project:
                 access.store.set_setting(CLOCK_JUMP, "")
-            done = Decision.STARTS_PAUSED if value == "true" else Decision.STARTS_RESUMED
-            note(access.paths.audit, decision(done, {"project": project, "uid": os.getuid()}))
+            _note("starts_paused" if value == "true" else "starts_resumed", access, {"project": project})
         elif daemon_answers(access.paths):
             ask(access.paths.control_socket, "pause" if value == "true" else "resume", project=project)
         else:

@@ -73,7 +73,7 @@ def _reason(reason: str, runs: Sequence[Run]) -> dict[str, Any]:
         "median_seconds": statistics.median_high([_seconds(run) for run in those]),
         "median_nanos": nanos,
         "median_usd": None if nanos is None else usd_text(nanos),
-        "by": dict(Counter(run.reason_by for run in those)),
+        "by": dict(sorted(Counter(run.reason_by for run in those).items(), key=lambda i: (-i[1], i[0]))),
         "projects": dict(Counter(run.project for run in those if run.project).most_common(10)),
     }
 

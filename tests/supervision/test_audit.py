@@ -196,7 +196,7 @@ def test_what_a_known_agent_prints_becomes_iterations_with_their_tools(place: St
     assert place.ended("T-c").totals["spent_nanos"] == 10_000_000
     assert "a plain line" in out and "npm test  exit 1" in out and "I look." in out
     assert "tool_use_id" not in out, "what is shown as an event is not shown as JSON too"
-    assert len(place.lines("T-c")) == 9, "the log has every line"
+    assert len(place.lines("T-c")) == 8, "the log has every line"
 
 
 def test_a_report_of_what_ran(place: Stand) -> None:

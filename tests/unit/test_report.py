@@ -88,7 +88,7 @@ def test_on_a_terminal_nothing_is_wider_than_80_columns(found: dict[str, Any]) -
     assert "2 of them in 'billing'" in text
     assert "refused calls     6  max_cost 3 · no_such_model 3" in text
     assert "redacted         12  github-pat 6 · TOKEN 6" in text
-    assert "cost per day   ▄·▂·▇·▁·▁·█  most $0.50" in text
+    assert "cost per day   ▄·▃·▇·▂·▂·█  most $0.50" in text
 
 
 def test_long_names_and_many_rows_are_cut_and_summed_up(found: dict[str, Any]) -> None:
