@@ -234,7 +234,8 @@ class Supervisor:
             raise
 
     async def _launch(self, order: Order) -> LiveRun:
-        await asyncio.to_thread(self.audit.check)
+        if not self.audit.ready:
+            await asyncio.to_thread(self.audit.check)
         if order.claim is None:
             self._refuse_when_paused(order.project)
         if self._closing:

@@ -60,6 +60,11 @@ class Trail:
             Draft(kind=RecordKind.LOG, what="written", at=_now(), run_id=run_id, ticket=ticket, detail=detail)
         )
 
+    @property
+    def ready(self) -> bool:
+        """Is it open, and did the last write succeed?"""
+        return self._opened.is_set() and not self.problem
+
     def check(self) -> None:
         """Raises StateError while the trail cannot be written: what is decided then leaves no trace."""
         if not self._opened.wait(_OPEN_PATIENCE_S):

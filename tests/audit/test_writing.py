@@ -267,7 +267,8 @@ def test_any_text_is_one_line_of_bounded_size(what: str, detail: dict[str, str])
 
 def test_the_decisions_there_are() -> None:
     """Each is made somewhere in the program; what they mean stands in docs/audit.md."""
-    sources = "".join(path.read_text() for path in (ROOT / "supervisor").rglob("*.py"))
+    paths = [path for path in (ROOT / "supervisor").rglob("*.py") if path.name != "records.py"]
+    sources = "".join(path.read_text() for path in paths)
     assert [
         one for one in Decision if f"Decision.{one.name}" not in sources and f'"{one}"' not in sources
     ] == []

@@ -6,12 +6,15 @@ Never lets a line be lost or told twice.
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from supervisor.logs.tail.files import FileTail, Found, Gap
+from supervisor.logs.tail.lines import cut_bytes
 
 
 @pytest.fixture
@@ -99,9 +102,12 @@ def test_what_is_no_plain_file_is_refused_by_name(tmp_path: Path, tail: FileTail
     (tmp_path / "hard.ndjson").hardlink_to(secret)
     os.mkfifo(tmp_path / "fifo.ndjson")
     (tmp_path / "folder.ndjson").mkdir()
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(str(tmp_path / "socket.ndjson"))
+    listening.close()
     (tmp_path / "plain.ndjson").write_bytes(b"control\n")
     assert lines(tail.poll()) == [b"control"]
-    assert tail.refused == {"link.ndjson", "hard.ndjson", "fifo.ndjson", "folder.ndjson"}
+    assert tail.refused == {"link.ndjson", "hard.ndjson", "fifo.ndjson", "folder.ndjson", "socket.ndjson"}
     list(tail.finish())
 
 
@@ -137,3 +143,83 @@ def test_more_files_than_can_be_followed_are_said_once(tmp_path: Path, tail: Fil
     assert [one.gap for one in tail.poll()] == [Gap.TOO_MANY]
     assert tail.poll() == []
     assert len(lines(tail.finish())) == 64
+
+
+def test_what_is_held_of_endless_lines_is_bounded_over_all_files(tmp_path: Path) -> None:
+    folder = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    tail = FileTail(folder, ["/run/agent/*"], 1000)
+    for number in range(50):
+        (tmp_path / f"{number}").write_bytes(b"x" * 900)
+    for _ in range(3):
+        tail.poll()
+        assert sum(len(entry.splitter.held) for entry in tail._followed.values()) <= 9 * 1000
+        for number in range(50):
+            with (tmp_path / f"{number}").open("ab") as file:
+                file.write(b"x" * 900)
+    for number in range(50):
+        with (tmp_path / f"{number}").open("ab") as file:
+            file.write(b"\nshort\n")
+    found = lines(tail.finish())
+    assert found.count(b"short") == 50 and len(found) == 100
+    assert sum(len(line) for line in found) + cut_bytes(found) == 50 * (3 * 900 + 900 + 5)
+    os.close(folder)
+
+
+def test_a_hole_of_a_terabyte_is_counted_and_not_read(tmp_path: Path, tail: FileTail) -> None:
+    path = tmp_path / "a.ndjson"
+    path.write_bytes(b"one\n")
+    told = lines(tail.poll())
+    with path.open("r+b") as file:
+        file.seek(1 << 40)
+        file.write(b"two\n")
+    told += lines(tail.poll())
+    assert told == [b"one", b"two"]
+    assert cut_bytes(told) == (1 << 40) - 4
+
+
+def test_a_writer_that_makes_room_first(tmp_path: Path, tail: FileTail) -> None:
+    """NULs at the end are where its lines will stand."""
+    path = tmp_path / "a.ndjson"
+    with path.open("wb") as file:
+        file.write(bytes(1 << 20))
+    assert tail.poll() == []
+    told: list[bytes] = []
+    with path.open("r+b") as file:
+        for number in range(5):
+            file.write(b"line %d\n" % number)
+            file.flush()
+            told += lines(tail.poll())
+    told += lines(tail.finish())
+    assert told == [b"line %d" % number for number in range(5)]
+
+
+def test_bytes_that_are_no_text_pass_as_they_are(tmp_path: Path, tail: FileTail) -> None:
+    raw = bytes(range(1, 256)).replace(b"\n", b"") + b"\xed\xa0\x80"
+    (tmp_path / "a.ndjson").write_bytes(raw + b"\n")
+    assert lines(tail.poll()) == [raw]
+
+
+def test_rewritten_to_the_same_size(tmp_path: Path, tail: FileTail) -> None:
+    path = tmp_path / "a.ndjson"
+    path.write_bytes(b"first\n")
+    told = lines(tail.poll())
+    path.write_bytes(b"third\n")
+    found = tail.poll()
+    assert told + lines(found) == [b"first", b"third"]
+    assert [one.gap for one in found if one.gap] == [Gap.REWRITTEN]
+
+
+def test_an_inode_that_is_used_again_is_another_file(tmp_path: Path) -> None:
+    """After a restart the inode alone says nothing: the bytes and the time of birth do."""
+    folder = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    first = FileTail(folder, ["/run/agent/*.ndjson"], 1000)
+    (tmp_path / "a.ndjson").write_bytes(b"one\ntwo\n")
+    assert lines(first.poll()) == [b"one", b"two"]
+    (place,) = first.saved()
+    first.close()
+    (tmp_path / "a.ndjson").write_bytes(b"six\nten\nmore\n")
+    for known in (place, msgspec.structs.replace(place, born_ns=place.born_ns - 1)):
+        again = FileTail(folder, ["/run/agent/*.ndjson"], 1000, [known])
+        assert lines(again.poll()) == [b"six", b"ten", b"more"]
+        again.close()
+    os.close(folder)
