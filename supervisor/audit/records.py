@@ -85,9 +85,13 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def encode(draft: Draft, number: int) -> bytes:
-    """The body of a record. A detail that is too long, or no JSON, is known by size and digest."""
-    raw = msgspec.json.encode(draft.detail)
+    """The body of a record. A detail that is too long is known by size and digest."""
     detail = draft.detail
+    try:
+        raw = msgspec.json.encode(detail)
+    except (TypeError, ValueError, RecursionError) as error:
+        # Nothing that is told may end the trail; UnicodeEncodeError is a ValueError.
+        raw, detail = b"", {"not_encodable": type(error).__name__}
     if len(raw) > MAX_DETAIL:
         import hashlib  # commands that are to be quick come here with a few words only
 

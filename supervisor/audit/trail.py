@@ -92,8 +92,9 @@ class Trail:
                 elif self._opened.is_set():
                     writer.append([])  # a heartbeat, if one is due
                 self.problem = ""
-            except StateError as error:
-                self.problem = error.message
+            except Exception as error:
+                # A mistake of ours must not end the thread: it shows as a problem, and as a gap.
+                self.problem = error.message if isinstance(error, StateError) else f"the trail: {error!r}"
                 self._lost += len(drafts)
             self._opened.set()
             if ending:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -263,6 +264,16 @@ def test_events_and_decisions_are_in_the_order_they_were_given(tmp_path: Path) -
 def test_any_text_is_one_line_of_bounded_size(what: str, detail: dict[str, str]) -> None:
     body = encode(Draft(kind=RecordKind.EVENT, what=what, at="", detail=detail), 1)
     assert b"\n" not in body and len(body) < MAX_DETAIL + 1000
+
+
+@pytest.mark.parametrize("detail", [{"a": "\ud800"}, {"a": object()}, {1: {2: {3: b"x" * 5000}}}])
+def test_a_detail_that_is_no_json_does_not_end_the_trail(tmp_path: Path, detail: Any) -> None:
+    trail = Trail(str(tmp_path / "audit"))
+    trail.decide(Decision.RUN_ADMITTED, detail)
+    trail.decide(Decision.RUN_LOST, {"last": True})
+    trail.close()
+    found = [record for record in records(tmp_path / "audit") if record.kind is RecordKind.DECISION]
+    assert len(found) == 2 and found[1].detail == {"last": True} and verify(str(tmp_path / "audit")).ok
 
 
 def test_the_decisions_there_are() -> None:
