@@ -67,6 +67,7 @@ def test_what_operators_decide_is_in_the_trail(served: Stand) -> None:
     with pytest.raises(Exception, match="paused"):
         served.ask("run", **served.order("T-no", "pass", served.profile()))
     assert served.ctl("resume").code == 0
+    assert served.ctl("resume", ticket).code == 0
     assert served.ctl("discard", ticket).code == 0
     served.ask("pause", project="billing")
     changed = served.run_to_end("open('README', 'a').write('more')")
@@ -77,6 +78,7 @@ def test_what_operators_decide_is_in_the_trail(served: Stand) -> None:
         Decision.RUN_REFUSED,
         Decision.STARTS_PAUSED,
         Decision.STARTS_RESUMED,
+        Decision.FLAG_CLEARED,
         Decision.CHANGES_DISCARDED,
         Decision.CHANGES_APPLIED,
     }

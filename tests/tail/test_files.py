@@ -140,7 +140,7 @@ def test_no_more_files_are_open_than_may_be_and_all_are_read(tmp_path: Path, tai
 def test_more_files_than_can_be_followed_are_said_once(tmp_path: Path, tail: FileTail) -> None:
     for number in range(100):
         (tmp_path / f"{number:03}.ndjson").write_bytes(b"unfinished")
-    assert [one.gap for one in tail.poll()] == [Gap.TOO_MANY]
+    assert [one.gap for one in tail.poll()] == [Gap.TOO_MANY_FILES]
     assert tail.poll() == []
     assert len(lines(tail.finish())) == 64
 

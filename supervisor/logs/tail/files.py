@@ -50,7 +50,7 @@ class Gap(StrEnum):
 
     TRUNCATED = "truncated"
     REWRITTEN = "rewritten"
-    TOO_MANY = "too_many_files"
+    TOO_MANY_FILES = "too_many_files"
 
 
 class Found(NamedTuple):
@@ -161,7 +161,7 @@ class FileTail:
                 left -= self._visit(inode, new, listed, found, final=final)
         if crowded and not self._crowd_told:
             self._crowd_told = True
-            found.append(Found("", [], Gap.TOO_MANY))
+            found.append(Found("", [], Gap.TOO_MANY_FILES))
         for ended in self._ended:
             if ended.rest:
                 found += self._without_told(ended.name, ended.rest)
