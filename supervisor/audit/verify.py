@@ -16,8 +16,11 @@ from supervisor.audit import sealing
 from supervisor.audit.checkpoint import Checkpoint
 from supervisor.audit.reading import Line, lines_of, segments, state_of
 from supervisor.audit.records import GapWhy, Record, RecordKind, SealWhy
+from supervisor.clock import parse_rfc3339
 
 _CHUNK = 1 << 20
+_CLOCK_SLACK_S = 60.0
+_MAX_NOTES = 20
 _MAX_SKIP = 10_000_000
 
 
@@ -104,6 +107,7 @@ class _Check:
         self._checkpoint = checkpoint
         self._logs = logs
         self._log_fault: _Bad | None = None
+        self._latest_s = 0.0
 
     # ------------------------------------------------------------ the records
 
@@ -141,12 +145,22 @@ class _Check:
         self._next += 1
         if self._initial:
             self._key = sealing.evolve(self._key)
-        if record.at < verdict.last_at and len(verdict.notes) < 20:
-            verdict.notes.append(f"the clock went back before record {record.n} ({record.at})")
-        verdict.last_at = record.at
+        self._note_clock(record)
         verdict.records = self._next
         verdict.closed = record.kind is RecordKind.SEAL and record.what == SealWhy.CLOSING
         self._compare_checkpoint(line)
+
+    def _note_clock(self, record: Record) -> None:
+        """Records carry the time of what they tell, so a little disorder means nothing."""
+        verdict = self.verdict
+        try:
+            back_s = self._latest_s - parse_rfc3339(record.at).timestamp()
+        except ValueError:
+            back_s = 0.0
+        if back_s > _CLOCK_SLACK_S and len(verdict.notes) < _MAX_NOTES:
+            verdict.notes.append(f"the clock went back before record {record.n} ({record.at})")
+        self._latest_s -= back_s if back_s < 0 or back_s > _CLOCK_SLACK_S else 0.0
+        verdict.last_at = record.at
 
     def _check_head(self, line: Line, record: Record) -> None:
         self._origin = str(record.detail.get("origin", ""))

@@ -102,7 +102,7 @@ class TrailWriter:
             os.fsync(fd)
         finally:
             os.close(fd)
-        state = TrailState(origin=origin, key=key.hex(), chain=sealing.GENESIS.hex())
+        state = TrailState(origin=origin, key=key.hex(), chain=sealing.GENESIS.hex(), sealed_s=time.time())
         write_state(self._key, state)
         _sync_folder(self.folder)
 

@@ -77,7 +77,8 @@ def _print_verdict(verdict: Verdict, beside: bool) -> None:
     output.say(f"  {known} · {end}" + (" · checkpoint fits" if verdict.checkpoint else ""))
     if verdict.logs or verdict.logs_missing:
         gone = f" · {verdict.logs_missing} are gone" if verdict.logs_missing else ""
-        output.say(f"  {verdict.logs} pieces of logs are as they were written{gone}")
+        pieces = "1 piece" if verdict.logs == 1 else f"{verdict.logs} pieces"
+        output.say(f"  of logs, {pieces} as written{gone}")
     for text in [*verdict.gaps, *verdict.notes]:
         output.say(output.visible(f"  {output.NONE} {text}", always=True))
     if beside:

@@ -66,7 +66,7 @@ def _call(detail: dict[str, Any], mark: str) -> str:
     outcome = str(detail.get("outcome", ""))
     left = [mark, name, said, "" if outcome == "ok" else outcome]
     took = detail.get("duration_ms")
-    if isinstance(took, int | float):
+    if isinstance(took, int | float) and took:
         left.append(show_duration(took / 1000))
     return "  ".join(part for part in left if part)
 

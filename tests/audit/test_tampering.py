@@ -285,6 +285,15 @@ def test_a_checkpoint_survives_being_written_down(folder: Path) -> None:
             parse(wrong)
 
 
+def test_a_clock_that_went_back_is_noted_and_no_fault(tmp_path: Path) -> None:
+    made = TrailWriter(str(tmp_path / "audit"))
+    early = msgspec.structs.replace(trails.draft(1), at="2020-01-01T00:00:00.000Z")
+    made.append([trails.draft(2), early, trails.draft(1)])
+    made.close()
+    verdict = verify(str(tmp_path / "audit"))
+    assert verdict.ok and len([note for note in verdict.notes if "clock" in note]) == 2
+
+
 def test_no_trail_is_said(tmp_path: Path) -> None:
     with pytest.raises(NotFound):
         verify(str(tmp_path / "none"))
