@@ -33,6 +33,7 @@ _NR_LANDLOCK_RESTRICT_SELF = 446
 _MACHINE = os.uname().machine
 _NR_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}.get(_MACHINE, -1)
 _NR_RT_SIGACTION = {"x86_64": 13, "aarch64": 134}.get(_MACHINE, -1)
+_NR_STATX = {"x86_64": 332, "aarch64": 291}.get(_MACHINE, -1)
 
 # include/uapi/linux/sched.h
 CLONE_NEWTIME = 0x00000080
@@ -74,6 +75,11 @@ RESOLVE_NO_XDEV = 0x01
 RESOLVE_NO_MAGICLINKS = 0x02
 RESOLVE_NO_SYMLINKS = 0x04
 RESOLVE_BENEATH = 0x08
+
+# include/uapi/linux/stat.h: struct statx begins with the mask, the birth time is at byte 80.
+_STATX_BTIME = 0x00000800
+_STATX_BYTES = 256
+_STATX_BTIME_AT = 80
 
 # include/uapi/linux/prctl.h
 _PR_SET_PDEATHSIG = 1
@@ -376,6 +382,16 @@ def openat2(directory: int, path: str, flags: int, resolve: int, mode: int = 0) 
     how = struct.pack("=3Q", flags | os.O_CLOEXEC, mode, resolve)
     buffer = ctypes.create_string_buffer(how, len(how))
     return _call(path, _NR_OPENAT2, ctypes.c_int(directory), _path(path), buffer, ctypes.c_size_t(len(how)))
+
+
+def birth_time_ns(fd: int) -> int:
+    """When an open file was made (statx(2), since 4.11); 0 where its file system does not say."""
+    buffer = ctypes.create_string_buffer(_STATX_BYTES)
+    arguments = (ctypes.c_int(fd), _path(""), ctypes.c_int(AT_EMPTY_PATH), ctypes.c_uint(_STATX_BTIME))
+    _call("statx", _NR_STATX, *arguments, buffer)
+    (mask,) = struct.unpack_from("=I", buffer)
+    seconds, nanoseconds = struct.unpack_from("=qI", buffer, _STATX_BTIME_AT)
+    return int(seconds * 10**9 + nanoseconds) if mask & _STATX_BTIME else 0
 
 
 # ---------------------------------------------------------------- Landlock

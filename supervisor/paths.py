@@ -52,6 +52,10 @@ class Paths:
         return f"{self.state}/runs/{run_id}"
 
     @property
+    def audit(self) -> str:
+        return f"{self.state}/audit"
+
+    @property
     def namespace_key(self) -> str:
         """Names this state's cgroups apart from those of another state on the same host."""
         import hashlib  # a command that only asks does not need it

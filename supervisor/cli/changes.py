@@ -15,7 +15,7 @@ import click
 import msgspec
 
 from supervisor.cli import output
-from supervisor.cli.access import complete_ticket, open_access
+from supervisor.cli.access import Access, complete_ticket, open_access
 from supervisor.cli.look import json_option
 from supervisor.clock import SystemClock, parse_rfc3339, rfc3339
 from supervisor.errors import NotFound, UsageError
@@ -39,7 +39,7 @@ _MAX_DIFF_BYTES = 1 << 20
 @json_option
 def diff(ticket: str, only_names: bool, as_json: bool) -> None:
     """What a run changed, and what of it would be refused. The worktree itself is as it was."""
-    with _vetted(ticket) as (_, _store, trees, vetted):
+    with _vetted(ticket) as (_, _access, trees, vetted):
         if as_json:
             output.print_json(_as_json(vetted))
             return
@@ -72,7 +72,7 @@ def discard(ticket: str, as_json: bool) -> None:
     with open_access() as access:
         run = _ended(access.store, ticket)
         remove_overlay(run.overlay)
-        _record(access.store, run, "discarded", {"discarded": True})
+        _record(access, run, "discarded", {"discarded": True})
     if as_json:
         output.print_json({"ticket": ticket, "discarded": True})
     else:
@@ -81,11 +81,11 @@ def discard(ticket: str, as_json: bool) -> None:
 
 def apply_changes(ticket: str, *, quiet: bool) -> dict[str, Any]:
     """Vet, write, tell; the outcome as JSON shapes."""
-    with _vetted(ticket) as (run, store, trees, vetted):
+    with _vetted(ticket) as (run, access, trees, vetted):
         owner = os.stat(run.worktree)
         written = write_changes(trees, vetted.accepted, owner.st_uid, owner.st_gid)
         outcome = {"ticket": ticket, "written": written, **_as_json(vetted)}
-        _record(store, run, "applied", {"written": written, "refused": outcome["refused"][:100]})
+        _record(access, run, "applied", {"written": written, "refused": outcome["refused"][:100]})
     remove_overlay(run.overlay)
     if not quiet:
         many = "1 change" if written == 1 else f"{written} changes"
@@ -95,14 +95,14 @@ def apply_changes(ticket: str, *, quiet: bool) -> dict[str, Any]:
 
 
 @contextmanager
-def _vetted(ticket: str) -> Iterator[tuple[Run, Store, Trees, Vetted]]:
+def _vetted(ticket: str) -> Iterator[tuple[Run, Access, Trees, Vetted]]:
     with open_access() as access:
         run = _ended(access.store, ticket)
         started_ns = int(parse_rfc3339(run.created_at).timestamp() * 1e9)
         protect = _protect_of(run)
         trees, vetted = vetted_changes(run.overlay, run.worktree, protect, started_ns)
         try:
-            yield run, access.store, trees, vetted
+            yield run, access, trees, vetted
         finally:
             trees.close()
 
@@ -127,10 +127,15 @@ def _ended(store: Store, ticket: str) -> Run:
     return run
 
 
-def _record(store: Store, run: Run, word: str, detail: dict[str, Any]) -> None:
+def _record(access: Access, run: Run, word: str, detail: dict[str, Any]) -> None:
+    from supervisor.audit.records import Decision
+    from supervisor.audit.trail import decision, note
+
+    what = Decision.CHANGES_APPLIED if word == "applied" else Decision.CHANGES_DISCARDED
+    note(access.paths.audit, decision(what, {**detail, "uid": os.getuid()}, run.run_id, run.ticket))
     at = rfc3339(SystemClock().utc())
     event = Event(at=at, run_id=run.run_id, ticket=run.ticket, kind=EventKind.WORKTREE_APPLIED, detail=detail)
-    store.update_run(msgspec.structs.replace(run, applied=word), event)
+    access.store.update_run(msgspec.structs.replace(run, applied=word), event)
 
 
 def _as_json(vetted: Vetted) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from supervisor.audit.records import Decision
 from supervisor.clock import CLOCK_JUMP
 from supervisor.control.messages import MAX_LINE, Answer, Request, error_answer
 from supervisor.daemon import Supervisor
@@ -218,19 +219,21 @@ class ControlServer:
             raise NotFound(f"{ticket} is supervised by another process")
         return result(run)
 
-    async def _pause(self, wanted: dict[str, Any], _: str) -> Any:
-        return await self._set_paused(wanted, "true")
+    async def _pause(self, wanted: dict[str, Any], who: str) -> Any:
+        return await self._set_paused(wanted, "true", who)
 
-    async def _resume(self, wanted: dict[str, Any], _: str) -> Any:
-        return await self._set_paused(wanted, "false")
+    async def _resume(self, wanted: dict[str, Any], who: str) -> Any:
+        return await self._set_paused(wanted, "false", who)
 
-    async def _set_paused(self, wanted: dict[str, Any], value: str) -> Any:
+    async def _set_paused(self, wanted: dict[str, Any], value: str, who: str) -> Any:
         project = str(wanted.get("project", ""))
         key = f"paused:{project}" if project else "paused"
         recorder = self.supervisor.recorder
         await recorder.call(lambda store: store.set_setting(key, value))
         if value == "false" and not project:
             await recorder.call(lambda store: store.set_setting(CLOCK_JUMP, ""))
+        what = Decision.STARTS_PAUSED if value == "true" else Decision.STARTS_RESUMED
+        self.supervisor.audit.decide(what, {"project": project, "who": who})
         return {key: value}
 
 

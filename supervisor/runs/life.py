@@ -17,14 +17,16 @@ import msgspec
 
 from sandbox import attest, mount_check
 from sandbox.client import Box, BoxError, Finished, LauncherClient, LauncherGone, Streams
+from supervisor.audit.trail import Trail
 from supervisor.clock import Clock
 from supervisor.errors import NotStarted, SupervisorError
 from supervisor.events import Event, EventKind
 from supervisor.limits.wall_clock import WallClock
+from supervisor.logs.agent_events import AgentEvents
 from supervisor.logs.agent_files import AgentFiles
 from supervisor.logs.book import LogBook, LogLine
-from supervisor.logs.capture import PipeCapture, drain, make_pipe
 from supervisor.logs.redact import KnownSecrets
+from supervisor.logs.tail.pipes import PipeCapture, drain, make_pipe
 from supervisor.paths import Paths
 from supervisor.profile.load import Loaded
 from supervisor.runs import boxing
@@ -102,6 +104,7 @@ class Surroundings:
     worker_id: str
     stop_is_wanted: Callable[[str], Awaitable[StopRequest | None]]
     spending: SpendingFor
+    audit: Trail
     on_step: Callable[[Step], None] = lambda _: None
 
 
@@ -111,7 +114,7 @@ class LiveRun:
     def __init__(self, order: Order, around: Surroundings, run: Run) -> None:
         self.order = order
         self.around = around
-        self.row = RunRow(run, around.recorder, around.clock, order.on_event)
+        self.row = RunRow(run, around.recorder, around.clock, order.on_event, around.audit.event)
         self.profile = boxing.with_own_files_protected(order.loaded, order.tree)
         self.redactor = KnownSecrets(order.secrets)
         self.started = asyncio.Event()
@@ -142,8 +145,9 @@ class LiveRun:
             self.request = msgspec.structs.replace(self.request, grace_s=request.grace_s)
         self._wake.set()
 
-    def _show(self, lines: list[LogLine]) -> None:
+    def _heard(self, lines: list[LogLine]) -> None:
         """To whoever watches; a watcher that fails (its terminal is gone) is not told any more."""
+        lines = self._agent_events.take(lines)
         try:
             self._watcher(lines)
         except Exception:
@@ -173,6 +177,7 @@ class LiveRun:
         stack.callback(self.spending.settle_rest)
         provider_keys = await self.spending.prepare()
         self.redactor = KnownSecrets({**self.order.secrets, **provider_keys})
+        self._agent_events = AgentEvents(self.redactor, self.spending.self_reported)
         book = self._open_book()
         stack.callback(book.close)
         began_s = self.around.clock.boottime_s()
@@ -181,7 +186,7 @@ class LiveRun:
         stack.callback(box.close)
         self.around.on_step(Step.BOX_MADE)
         files = AgentFiles(
-            box, self.profile, book, self.around.clock, self.spending.self_reported, self._show
+            box, self.profile, book, self.around.clock, self.spending.self_reported, self._heard
         )
         stack.callback(files.close)
         try:
@@ -199,6 +204,7 @@ class LiveRun:
         await drain(captures, _DRAIN_PATIENCE_S)
         try:
             files.finish()
+            self._agent_events.finish()
         except Exception as error:
             self.row.tell(EventKind.OUTPUT_DROPPED, {"bytes": 0, "why": f"the log files: {error!r}"})
         await self._close(book, finished, kill, wait_status)
@@ -206,7 +212,12 @@ class LiveRun:
     def _open_book(self) -> LogBook:
         limits, log = self.profile.limits, self.profile.log
         path = self.around.paths.logs(self.run.run_id)
-        return LogBook(path, self.redactor, limits.output_bytes, log.max_line_bytes).open()
+        run = self.run
+
+        def seal(piece: dict[str, Any]) -> None:
+            self.around.audit.log(run.run_id, run.ticket, piece)
+
+        return LogBook(path, self.redactor, limits.output_bytes, log.max_line_bytes, seal).open()
 
     async def _refuse_if_stopped(self) -> None:
         """A stop that was there before the agent was: nothing is executed."""
@@ -232,8 +243,8 @@ class LiveRun:
         self._seccomp_sha256 = plan.seccomp_sha256
         (out_read, out_write), (err_read, err_write) = make_pipe(), make_pipe()
         captures = [
-            PipeCapture(out_read, "out", book, self.around.clock, self._show),
-            PipeCapture(err_read, "err", book, self.around.clock, self._show),
+            PipeCapture(out_read, "out", book, self.around.clock, self._heard),
+            PipeCapture(err_read, "err", book, self.around.clock, self._heard),
         ]
         for capture in captures:
             capture.start()
