@@ -83,7 +83,7 @@ CONTEXTS: dict[str, Wrap] = {
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A function of guest_boxes or guest_commands, and the context it is run in."""
+    """A function of guest_boxes, guest_commands or guest_host, and the context it is run in."""
 
     function: str
     context: str
@@ -120,10 +120,18 @@ SCENARIOS = (
     Scenario("run_once", "root-session"),
     Scenario("run_once", "user-scope"),
     Scenario("out_of_memory", "root-session"),
+    Scenario("installed", "unit"),
+    Scenario("operators", "unit"),
     Scenario("three_kills", "unit"),
     Scenario("daemon_lost", "unit"),
-    Scenario("service_stopped", "unit"),
+    Scenario("launcher_lost_under_daemon", "unit"),
+    Scenario("both_lost", "unit"),
+    Scenario("watchdog", "unit"),
+    Scenario("restarted", "unit"),
     Scenario("daemon_hung", "unit"),
+    Scenario("daily_cap", "unit"),
+    Scenario("log_rotation", "unit"),
+    Scenario("uninstalled", "unit"),
     Scenario("foreground_lost", "root-session"),
     Scenario("foreground_lost", "user-scope"),
     Scenario("security_tests", "root-scope", patience_s=900.0),
