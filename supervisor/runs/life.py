@@ -364,7 +364,8 @@ class LiveRun:
         """
         self.spending.refuse()
         began_s = self._requested_at_s if self.request else self.around.clock.boottime_s()
-        struck = box.strike() if self.request and not self.request.grace_s and not exited.done() else 0
+        at_once = self.request is not None and not self.request.grace_s and not exited.done()
+        struck = box.strike() if at_once else 0
         # Before anything is written over it: this process may have been hung while it was left.
         self._forced = await self._request_of_others()
         stage = "kill" if self._forced else "exit"
@@ -373,7 +374,7 @@ class LiveRun:
             intent = self._write_request(self.request)
             if self.request.grace_s > 0:
                 await intent
-            if not exited.done():
+            if at_once or not exited.done():  # struck, it may have ended while the row was looked at
                 stage = await self._ask(box, exited, self.request) if self.request.grace_s > 0 else "kill"
         # After a natural exit too: what the agent left behind goes with it.
         processes = max(struck, await self._force(box))
