@@ -149,6 +149,8 @@ def _check_system(host: Host, program: str) -> None:
         raise UsageError("only root can set the daemon up", hint="--dry-run shows what would be done")
     if not os.path.isdir("/run/systemd/system"):
         raise UsageError("systemd does not run this host", hint="supervisorctl serve runs under any manager")
+    if os.path.exists(f"/usr/lib/systemd/system/{UNITS[-1]}"):
+        raise UsageError("the package has set this host up", hint="systemctl status sidecar-supervisor")
     for path in (program, sys.executable, __file__):
         for place in changeable_by_others(path):
             raise UsageError(

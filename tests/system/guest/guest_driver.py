@@ -132,6 +132,7 @@ SCENARIOS = (
     Scenario("daily_cap", "unit"),
     Scenario("log_rotation", "unit"),
     Scenario("uninstalled", "unit"),
+    Scenario("packaged", "unit"),
     Scenario("foreground_lost", "root-session"),
     Scenario("foreground_lost", "user-scope"),
     Scenario("security_tests", "root-scope", patience_s=900.0),

@@ -414,3 +414,44 @@ def uninstalled(_: str) -> str:
         _installed(where)
         _runs_again(where, "T-2")
     return "52 dead, nothing left, and it can be installed again"
+
+
+def packaged(_: str) -> str:
+    """The Debian package: installed, upgraded under a live run with every record kept, removed, purged."""
+    older, newer = (COMMIT / "deb" / f"{name}.deb" for name in ("older", "newer"))
+    if Path(f"/etc/systemd/system/{SERVICE}").exists():
+        subprocess.run([PROGRAM, "uninstall", "--purge"], check=True, capture_output=True)
+    _dpkg("-i", str(older))
+    for name in (*SOCKETS, SERVICE):
+        check(_systemctl("is-active", name) == "active", name)
+    with unit(program="/usr/bin/supervisorctl") as where:
+        _runs_again(where, "T-1")
+        trees = _detached(where, "T-2")
+        before = where.call("events", "T-1")
+        daemon, version = _pid(SERVICE), where.call("--version")
+        where.call("install", code=2)  # one of the two sets a host up
+        _dpkg("-i", str(newer))
+        _nothing_lives(trees["T-2"])
+        check(_restarted(daemon) != daemon, "the old daemon serves on")
+        ended_as(where, "T-2", "killed", "supervisor")
+        check(where.call("events", "T-1") == before, "the record of T-1 is another one")
+        shown = subprocess.run(
+            ["dpkg-query", "-W", "-f", "${Version}", GROUP], capture_output=True, text=True, check=True
+        ).stdout
+        check(shown.endswith("+newer"), shown)
+        with contextlib.closing(sqlite3.connect(STATE / "supervisor.db", timeout=30)) as database:
+            check(database.execute("PRAGMA integrity_check").fetchall() == [("ok",)], "the database")
+        _runs_again(where, "T-3")
+        _dpkg("-r", GROUP)
+        check(CONFIG.exists() and (STATE / "supervisor.db").exists(), "removal took settings or records")
+        check(not list(Path("/etc/systemd/system").rglob("sidecar-*")), "links to units are left")
+        _dpkg("-P", GROUP)
+        check(not STATE.exists() and not CONFIG.parent.exists(), "settings or records are left")
+        check(f"{GROUP}:" not in Path("/etc/group").read_text(), "the group is left")
+    return f"{version.strip()} to {shown}, 52 dead, records kept, nothing left"
+
+
+def _dpkg(*arguments: str) -> None:
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    done = subprocess.run(["dpkg", *arguments], capture_output=True, text=True, env=environment)
+    check(done.returncode == 0, f"dpkg {arguments}: {done.stdout[-600:]} {done.stderr[-900:]} {_journal()}")
