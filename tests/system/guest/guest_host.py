@@ -224,7 +224,11 @@ def operators(_: str) -> str:
 
 def _as(user: str, folder: Path, *command: str) -> tuple[int, str]:
     done = subprocess.run(
-        ["runuser", "-u", user, "--", *command], cwd=folder, capture_output=True, text=True, env={}
+        ["/usr/sbin/runuser", "-u", user, "--", *command],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env={"PATH": "/usr/bin:/bin"},
     )
     return done.returncode, done.stdout + done.stderr
 
