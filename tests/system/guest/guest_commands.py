@@ -20,8 +20,9 @@ from guest_common import PATIENCE_S, check, dead, make_worktree, wait_until
 
 PROGRAM = "/opt/supervisor/bin/supervisorctl"
 CGROUPS = Path("/sys/fs/cgroup")
-TREE = "trap '' TERM; for i in $(seq 25); do sleep 1000 & setsid sleep 1000 & done; echo ready; wait"
-"""51 processes of the agent, half of them in sessions of their own; with init 52."""
+TREE = "trap '' TERM; for i in $(seq 5); do sleep 1000 & setsid sleep 1000 & done; echo ready; wait"
+TREE_SIZE = 12
+"""11 processes of the agent, half of them in sessions of their own, and init."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +113,8 @@ def tree_of(where: Place, ticket: str) -> list[int]:
 
     wait_until(
         f"the tree of {ticket}",
-        lambda: len(found()) == 52,
-        lambda: f"{len(found())} of 52; {groups()} {where.call('logs', ticket)[-500:]}",
+        lambda: len(found()) == TREE_SIZE,
+        lambda: f"{len(found())} of {TREE_SIZE}; {groups()} {where.call('logs', ticket)[-500:]}",
     )
     return found()
 

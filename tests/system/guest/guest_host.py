@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from guest_commands import CGROUPS, PROGRAM, TREE, Place, ended_as, groups, tree_of
+from guest_commands import CGROUPS, PROGRAM, TREE, TREE_SIZE, Place, ended_as, groups, tree_of
 from guest_common import check, dead, make_worktree, wait_until
 
 COMMIT = Path(__file__).resolve().parents[3]
@@ -241,7 +241,7 @@ def three_kills(_: str) -> str:
             (group, *_rest) = where.groups(ticket)
             check(group.is_relative_to(CGROUPS / "system.slice" / LAUNCHER), group)
         (killed,) = where.ask("kill", "T-1", "--reason", "by hand")
-        check(killed["dead"] and killed["survivors"] == 0 and killed["processes"] == 52, killed)
+        check(killed["dead"] and killed["survivors"] == 0 and killed["processes"] == TREE_SIZE, killed)
         _nothing_lives(trees["T-1"])
         check(len(dead(trees["T-2"] + trees["T-3"])) == 0, "others were hit")
         (STATE / "stop" / "T-2").write_text("the pager went\n")
@@ -256,7 +256,7 @@ def three_kills(_: str) -> str:
         for ticket in trees:
             left = [group for group in where.groups(ticket) if group.exists()]
             check(not left, f"{ticket} left {left}")
-    return "156 processes, 0 left"
+    return f"{3 * TREE_SIZE} processes, 0 left"
 
 
 def daemon_lost(_: str) -> str:
@@ -266,13 +266,13 @@ def daemon_lost(_: str) -> str:
         socket = (RUN / "control.sock").stat().st_ino
         pid = _pid(SERVICE)
         os.kill(pid, signal.SIGKILL)
-        wait_until("their end", lambda: len(dead(trees["T-1"])) == 52)
+        wait_until("their end", lambda: len(dead(trees["T-1"])) == TREE_SIZE)
         _restarted(pid)
         check((RUN / "control.sock").stat().st_ino == socket, "another socket")
         check(not any(group.exists() for group in where.groups("T-1")), "T-1 left its group")
         ended_as(where, "T-1", "supervisor_lost", "supervisor")
         _runs_again(where, "T-2")
-    return "52 dead, recorded as supervisor_lost, the socket stayed, new runs start"
+    return f"{TREE_SIZE} dead, recorded as supervisor_lost, the socket stayed, new runs start"
 
 
 def launcher_lost_under_daemon(_: str) -> str:
@@ -281,14 +281,14 @@ def launcher_lost_under_daemon(_: str) -> str:
         trees = _detached(where, "T-1")
         daemon, launcher = _pid(SERVICE), _pid(LAUNCHER)
         os.kill(launcher, signal.SIGKILL)
-        wait_until("their end", lambda: len(dead(trees["T-1"])) == 52)
+        wait_until("their end", lambda: len(dead(trees["T-1"])) == TREE_SIZE)
         _restarted(daemon)
         check(_pid(LAUNCHER) not in (0, launcher), "no other launcher")
         check("the launcher has ended" in _journal(), _journal())
         found = ended_as(where, "T-1", "supervisor_lost", "supervisor")
         check(not any(group.exists() for group in where.groups("T-1")), "T-1 left its group")
         _runs_again(where, "T-2")
-    return f"52 dead, {found['note']!r}"
+    return f"{TREE_SIZE} dead, {found['note']!r}"
 
 
 def both_lost(_: str) -> str:
@@ -298,12 +298,12 @@ def both_lost(_: str) -> str:
         daemon = _pid(SERVICE)
         for pid in (daemon, _pid(LAUNCHER)):
             os.kill(pid, signal.SIGKILL)
-        wait_until("their end", lambda: len(dead(trees["T-1"])) == 52)
+        wait_until("their end", lambda: len(dead(trees["T-1"])) == TREE_SIZE)
         _restarted(daemon)
         ended_as(where, "T-1", "supervisor_lost", "supervisor")
         wait_until("all groups to go", lambda: not groups(), groups)
         _runs_again(where, "T-2")
-    return "52 dead, recorded as supervisor_lost"
+    return f"{TREE_SIZE} dead, recorded as supervisor_lost"
 
 
 def watchdog(_: str) -> str:
@@ -319,11 +319,11 @@ def watchdog(_: str) -> str:
         next_pid = _restarted(pid)
         check(_systemctl("show", "-P", "NRestarts", SERVICE) == "1", "not by systemd")
         check("Watchdog timeout" in _journal(), _journal())
-        wait_until("their end", lambda: len(dead(trees["T-1"])) == 52)
+        wait_until("their end", lambda: len(dead(trees["T-1"])) == TREE_SIZE)
         ended_as(where, "T-1", "supervisor_lost", "supervisor")
         _runs_again(where, "T-2")
         check(_pid(SERVICE) == next_pid, "the one that came up hangs as well")
-    return "hung, replaced, 52 dead, recorded as supervisor_lost"
+    return f"hung, replaced, {TREE_SIZE} dead, recorded as supervisor_lost"
 
 
 def restarted(_: str) -> str:
@@ -339,7 +339,7 @@ def restarted(_: str) -> str:
         _systemctl("stop", SERVICE, *SOCKETS)
         for name in (SERVICE, LAUNCHER):
             wait_until(f"the end of {name}", lambda name=name: not (CGROUPS / "system.slice" / name).exists())  # type: ignore[misc]
-    return "104 processes dead, reasons recorded"
+    return f"{2 * TREE_SIZE} processes dead, reasons recorded"
 
 
 def daemon_hung(_: str) -> str:
@@ -417,7 +417,7 @@ def uninstalled(_: str) -> str:
         check(f"{GROUP}:" not in Path("/etc/group").read_text(), "the group is left")
         _installed(where)
         _runs_again(where, "T-2")
-    return "52 dead, nothing left, and it can be installed again"
+    return f"{TREE_SIZE} dead, nothing left, and it can be installed again"
 
 
 def packaged(_: str) -> str:
@@ -452,7 +452,7 @@ def packaged(_: str) -> str:
         _dpkg("-P", GROUP)
         check(not STATE.exists() and not CONFIG.parent.exists(), "settings or records are left")
         check(f"{GROUP}:" not in Path("/etc/group").read_text(), "the group is left")
-    return f"{version.strip()} to {shown}, 52 dead, records kept, nothing left"
+    return f"{version.strip()} to {shown}, {TREE_SIZE} dead, records kept, nothing left"
 
 
 def _dpkg(*arguments: str) -> None:
