@@ -114,7 +114,10 @@ class LauncherClient:
         return await self._greet()
 
     async def _begin_there(self) -> LauncherClient:
-        """The launcher serves one supervisor: while it ends a dead one's boxes, the next waits here."""
+        """The launcher serves one supervisor: while it ends a dead one's boxes, the next waits here.
+
+        systemd bounds that wait (TimeoutStartSec= of the daemon's unit).
+        """
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_MESSAGE * 2)
         self._socket.setblocking(False)

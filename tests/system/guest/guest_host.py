@@ -29,6 +29,7 @@ STATE, RUN = Path("/var/lib/sidecar-supervisor"), Path("/run/sidecar-supervisor"
 DROP_INS = Path(f"/run/systemd/system/{SERVICE}.d")
 MEMBER, STRANGER = "tester", "loner"
 MODEL = "/run/test-model.sock"
+KEY = Path("/root/model-key")
 UPSTREAM = "test-model.service"
 EXPOSURE_MOST = 4.0
 
@@ -38,6 +39,7 @@ global_usd = "0.0115"
 [upstreams.local]
 api = "anthropic-messages"
 url = "unix:{MODEL}"
+key = "credential:model"
 [prices."local/m-1"]
 input = "1"
 output = "10"
@@ -90,14 +92,21 @@ def _installed(where: Place) -> list[dict[str, str]]:
 
 
 @contextlib.contextmanager
-def unit(settings: str = "", program: str = PROGRAM) -> Iterator[Place]:
-    """The installed daemon, just started, with no record of another scenario; settings are more lines."""
+def unit(settings: str = "", drop_in: str = "", program: str = PROGRAM) -> Iterator[Place]:
+    """The installed daemon, just started, with no record of another scenario.
+
+    settings: more lines of its configuration. drop_in: more of its [Service].
+    """
     with tempfile.TemporaryDirectory(prefix="place-", dir="/var/tmp") as name:
         where = Place(Path(name), installed=True, program=program)
         if not Path(f"/etc/systemd/system/{SERVICE}").exists() and program == PROGRAM:
             _installed(where)
         _end_all()
         CONFIG.write_text(f'[control]\ngroup = "{GROUP}"\n{settings}')
+        if drop_in:
+            DROP_INS.mkdir(parents=True)
+            (DROP_INS / "scenario.conf").write_text(f"[Service]\n{drop_in}\n")
+            _systemctl("daemon-reload")
         _systemctl("start", *SOCKETS, SERVICE)
         try:
             yield where
@@ -308,11 +317,7 @@ def both_lost(_: str) -> str:
 
 def watchdog(_: str) -> str:
     """A daemon that hangs is replaced by systemd; its runs died, and the record says so."""
-    with unit() as where:
-        DROP_INS.mkdir(parents=True)
-        (DROP_INS / "soon.conf").write_text("[Service]\nWatchdogSec=10\nTimeoutAbortSec=10\n")
-        _systemctl("daemon-reload")
-        _systemctl("restart", SERVICE)
+    with unit(drop_in="WatchdogSec=10\nTimeoutAbortSec=10") as where:
         trees = _detached(where, "T-1")
         pid = _pid(SERVICE)
         os.kill(pid, signal.SIGSTOP)
@@ -372,7 +377,9 @@ def _process_state(pid: int) -> str:
 def daily_cap(_: str) -> str:
     """What a day may cost ends the run that would go over it, through the gateway and this unit's walls."""
     upstream = COMMIT / "tests/gateway/scripted_upstream.py"
-    with unit(MONEY) as where:
+    KEY.write_text("a-key-of-root\n")
+    KEY.chmod(0o600)
+    with unit(MONEY, f"LoadCredential=model:{KEY}") as where:
         command = ["/usr/bin/python3", str(upstream), "--socket", MODEL]
         subprocess.run(["systemd-run", "--quiet", "--collect", f"--unit={UPSTREAM}", *command], check=True)
         try:
