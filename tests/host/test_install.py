@@ -277,3 +277,8 @@ def test_the_end_has_more_time_than_the_longest_that_a_request_waits() -> None:
     has = _directives(SERVICE)
     assert int(has["TimeoutStopSec"][0]) > _KILL_PATIENCE_S
     assert int(has["TimeoutStopSec"][0]) > int(_directives(LAUNCHER)["TimeoutStopSec"][0])
+
+
+def test_agents_inherit_no_protection_from_the_hosts_out_of_memory_killer() -> None:
+    assert "OOMScoreAdjust" not in _directives(LAUNCHER)
+    assert int(_directives(SERVICE)["OOMScoreAdjust"][0]) < 0
