@@ -9,6 +9,7 @@ import array
 import asyncio
 import fcntl
 import functools
+import hashlib
 import json
 import os
 import select
@@ -418,42 +419,38 @@ class Box:
     program: str = ""
     log_folder: int = -1
     listener: int = -1
-    is_ready: bool = False
 
     async def wait_armed(self) -> None:
-        message, passed = await _message(self.stage)
-        if message["kind"] == "gone":
-            message, _ = await _message(self.channel)  # init says why
-        if message["kind"] == "failed":
-            raise BoxError(message["message"], control=message["control"], number=message["errno"])
-        if message["kind"] != "armed":
-            raise BoxError(f"the box ended before it was armed ({message['kind']})")
-        self.armed, self.missing = message["controls"], message["missing"]
-        self.program = message["program"]
-        for name, fd in zip(message["passed"], passed, strict=True):
-            setattr(self, name, fd)
+        """Both say so: the agent's process, and init, which has given up its own privileges by then."""
+        armed = await self._told(self.stage, "armed")
+        await self._told(self.channel, "ready")
+        self.armed, self.missing = armed["controls"], armed["missing"]
+        self.program = armed["program"]
 
-    async def _wait_ready(self) -> None:
-        """init gives its own privileges up while the agent's process is looked at."""
-        if self.is_ready:
-            return
-        message, _ = await _message(self.channel)
+    async def _told(self, sock: socket.socket, kind: str) -> dict[str, Any]:
+        message, passed = await _message(sock)
+        if message["kind"] == "gone" and sock is self.stage:
+            message, passed = await _message(self.channel)  # init says why
+        for name, fd in zip(message.get("passed", ()), passed, strict=True):
+            setattr(self, name, fd)
         if message["kind"] == "failed":
             raise BoxError(message["message"], control=message["control"], number=message["errno"])
-        if message["kind"] != "ready":
-            raise BoxError(f"the box ended before it was ready ({message['kind']})")
-        self.is_ready = True
+        if message["kind"] != kind:
+            raise BoxError(f"the box ended before it was {kind} ({message['kind']})")
+        return message
 
     async def attest(self) -> dict[str, Any]:
         """Facts read back from the kernel by the launcher (sandbox.attest)."""
         reply, _ = await self.launcher.request("attest", run_id=self.spec.run_id)
-        await self._wait_ready()
         facts: dict[str, Any] = reply["facts"]
+        programs = [bytes.fromhex(program) for program in facts["seccomp"].pop("programs", ())]
+        if programs:
+            # Here and not in the launcher, which would have to load OpenSSL, and each box with it.
+            facts["seccomp"]["sha256"] = [hashlib.sha256(program).hexdigest() for program in programs]
         return facts
 
     async def release(self) -> None:
         """Let the agent be executed. Raises BoxError when the exec itself failed."""
-        await self._wait_ready()
         with suppress(OSError):  # it has ended meanwhile: wait_exited tells how
             await _send(self.stage, b"go", ())
         message, _ = await _message(self.stage)
@@ -516,7 +513,7 @@ class Box:
         """wait_dead, then have it collected and removed; None past the patience."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + patience_s
-        if not await self.wait_dead(patience_s):
+        if not await self._wait_pidfd(patience_s):
             return None
         pause = 0.0005
         while True:

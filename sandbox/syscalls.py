@@ -36,6 +36,7 @@ _NR_RT_SIGACTION = {"x86_64": 13, "aarch64": 134}.get(_MACHINE, -1)
 
 # include/uapi/linux/sched.h
 CLONE_NEWTIME = 0x00000080
+_CLONE_VM = 0x00000100
 CLONE_PIDFD = 0x00001000
 CLONE_NEWNS = 0x00020000
 CLONE_NEWCGROUP = 0x02000000
@@ -94,6 +95,8 @@ _PTRACE_SECCOMP_GET_FILTER = 0x420C
 _WALL = 0x40000000
 _STOP_PATIENCE_S = 0.25
 _STOP_AT_ONCE_S = 0.0002  # it sleeps in a call, and stops in less than a pause of ours would take
+
+_SLEEPER_STACK = 16384
 
 _LANDLOCK_CREATE_RULESET_VERSION = 1
 _LANDLOCK_RULE_PATH_BENEATH = 1
@@ -154,6 +157,25 @@ def clone3(flags: int, cgroup_fd: int = -1) -> tuple[int, int]:
     if pid < 0:
         raise OSError(number, os.strerror(number), "clone3")
     return pid, pidfd.value
+
+
+class Sleeper:
+    """A process in a new user namespace that only sleeps, in our memory and on a stack of its own.
+
+    A fork would copy our page tables, and have us copy every page that we write to afterwards.
+    """
+
+    def __init__(self) -> None:
+        self._stack = ctypes.create_string_buffer(_SLEEPER_STACK)
+        top = (ctypes.addressof(self._stack) + _SLEEPER_STACK) & ~15
+        pause = ctypes.cast(_libc.pause, ctypes.c_void_p)
+        flags = _CLONE_VM | CLONE_NEWUSER | 17  # SIGCHLD
+        self.pid = _check(_libc.clone(pause, ctypes.c_void_p(top), ctypes.c_int(flags), None), "clone")
+
+    def end(self) -> None:
+        """The stack may go only after it: it is a child of ours, so its number is not used again."""
+        os.kill(self.pid, 9)
+        os.waitpid(self.pid, 0)
 
 
 def unshare(flags: int) -> None:

@@ -192,6 +192,8 @@ KINDS: dict[str, AgentKind] = {
                 "AIDER_GITIGNORE": "false",
             },
             files={".gitconfig": _GIT_IDENTITY, _AIDER_PRICES: _json({"none": {}})},
+            note="anthropic/MODEL instead asks the upstream anthropic; commit messages are written by a "
+            "smaller model, which gateway.models must allow too",
         ),
         AgentKind(
             name="opencode",
@@ -207,7 +209,8 @@ KINDS: dict[str, AgentKind] = {
             files={},
             models=("gpt-5-mini",),
             with_models=_opencode,
-            note="models are offered by their names in gateway.models; patterns with * are not offered",
+            note="models are offered by their names in gateway.models, patterns with * are not; with ripgrep "
+            "in /usr it does not try to fetch it",
         ),
         AgentKind(
             name="mini-swe-agent",
@@ -219,6 +222,7 @@ KINDS: dict[str, AgentKind] = {
             | _LITELLM
             | {"MSWEA_COST_TRACKING": "ignore_errors", "MSWEA_CONFIGURED": "true"},
             files={},
+            note="anthropic/MODEL instead asks the upstream anthropic",
         ),
     )
 }

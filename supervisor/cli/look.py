@@ -149,7 +149,7 @@ def _print_attestation(run: dict[str, Any]) -> None:
             " ".join(facts["network"]["devices"]) + f" · {facts['network']['routes']} routes",
             "read back",
         ],
-        ["mounts", f"{len(facts['mounts'])}, none propagates", "read back"],
+        ["mounts", f"{len(facts['mounts'])}, as planned, none propagates", "read back"],
         ["cgroup", " · ".join(f"{k}={v}" for k, v in facts["cgroup"].items()) or output.NONE, "read back"],
     ]
     output.table([["CLAIM", "VALUE", "HOW"], *rows])

@@ -13,6 +13,7 @@ from supervisor.profile.positions import KeyPath, Position
 from supervisor.profile.schema import ADDING
 from supervisor.profile.units import show_duration, show_size
 from supervisor.runs.boxing import required_controls
+from supervisor.workspace.patterns import is_literal
 
 BOX = "the box itself"
 DEFAULT = "its default"
@@ -77,9 +78,15 @@ def _files(loaded: Loaded, add: _Collector) -> None:
     add("write-tree", "may write", text, ("files", "worktree"))
     tmp = show_size(limits.tmp_bytes)
     add("write-tmp", "may write", f"/tmp, /var/tmp, /dev/shm and its home, {tmp} each", ("limits", "tmp"))
-    if files.protect:
-        text = f"write, create, rename over or move away {' '.join(files.protect)} (however spelled)"
+    names = [pattern for pattern in files.protect if is_literal(pattern)]
+    patterns = [pattern for pattern in files.protect if not is_literal(pattern)]
+    if names:
+        text = f"write, create, rename over or move away {' '.join(names)} (however spelled)"
         add("protect", "never", text, ("files", "protect"))
+    if patterns:
+        # A name that nobody knows yet cannot be mounted over; the apply or a frozen folder stops it.
+        text = f"change what exists as {' '.join(patterns)}, or bring a new one to the host"
+        add("protect-new", "never", text, ("files", "protect"))
     if files.hide:
         add("hide", "never", f"read {' '.join(files.hide)}", ("files", "hide"))
     add("host-files", "never", "see any other file of the host: homes, /var, /root, sockets, devices")

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from sandbox import attest
+from sandbox import attest, mount_check
 from sandbox.client import Box, BoxError, Finished, LauncherClient, LauncherGone, Streams
 from supervisor.clock import Clock
 from supervisor.errors import NotStarted, SupervisorError
@@ -113,7 +113,7 @@ class LiveRun:
         self.order = order
         self.around = around
         self.row = RunRow(run, around.recorder, around.clock, order.on_event)
-        self.profile = order.loaded.profile
+        self.profile = boxing.with_own_files_protected(order.loaded, order.tree)
         self.redactor = KnownSecrets(order.secrets)
         self.started = asyncio.Event()
         self.ended = asyncio.Event()
@@ -262,6 +262,7 @@ class LiveRun:
         wrong = attest.disagreements(
             facts, uid=box.uid, seccomp_sha256=self._seccomp_sha256, required=required
         )
+        wrong += mount_check.disagreements(facts["mounts"], (*box.spec.base.steps, *box.spec.steps))
         if wrong:
             control = wrong[0].partition(":")[0]
             raise NotStarted(f"not as it was reported: {'; '.join(wrong)}", control=control)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import IO
 
 from supervisor.errors import StateError, UsageError
+from supervisor.workspace.bare import makes_repositories
 from supervisor.workspace.overlay import Change, TooManyChanges, Trees, changes, open_beneath, open_trees
 from supervisor.workspace.patterns import matches
 from supervisor.workspace.tree import is_covered
@@ -82,7 +83,17 @@ def vet(trees: Trees, protect: list[str], *, started_ns: int) -> Vetted:
                 vetted.refused.append(Refusal(change.path, why))
     except TooManyChanges as error:
         raise UsageError(f"this run made {error}", hint="look into its overlay folder by hand") from None
+    _refuse_repositories(vetted, trees)
     return vetted
+
+
+def _refuse_repositories(vetted: Vetted, trees: Trees) -> None:
+    repository = makes_repositories(trees, vetted.accepted)
+    found = {change.path: folder for change in vetted.accepted if (folder := repository(change.path))}
+    vetted.accepted = [change for change in vetted.accepted if change.path not in found]
+    vetted.look_at = [path for path in vetted.look_at if path not in found]
+    for path, folder in found.items():
+        vetted.refused.append(Refusal(path, f"git would take {folder} for a repository"))
 
 
 def _why_not(trees: Trees, change: Change, protect: list[str], started_ns: int) -> str | None:

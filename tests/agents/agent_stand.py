@@ -161,9 +161,13 @@ class AgentStand:
 
 
 def command(kind: str, model: str, task: str) -> list[str]:
-    """The line that `supervisorctl agents` shows, with a model and a task in it."""
+    """The line that `supervisorctl agents` shows, with a model and a task in it.
+
+    model: with its provider before it where that is not the one of the line.
+    """
     _, program = installed(kind)
-    words = [word.replace("MODEL", model).replace("…", task) for word in shlex.split(KINDS[kind].start)]
+    start = KINDS[kind].start.replace("openai/MODEL" if "/" in model else "MODEL", model)
+    words = [word.replace("…", task) for word in shlex.split(start)]
     return [str(program), *words[1:]]
 
 

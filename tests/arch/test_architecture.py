@@ -112,7 +112,13 @@ def test_sql_is_in_the_store_alone() -> None:
 
 
 def test_ctypes_is_in_one_module() -> None:
-    assert importers("ctypes") == {"sandbox/syscalls.py"}
+    """And in the program that tries to get out, which runs in a box and is imported by nobody."""
+    found = {path for path in importers("ctypes") if not path.startswith("sandbox/probes/inside/")}
+    assert found == {"sandbox/syscalls.py"}
+    outside = {
+        path for path in importers("sandbox.probes.inside") if not path.startswith("sandbox/probes/inside/")
+    }
+    assert outside == set()
 
 
 def test_only_the_log_book_writes_an_agents_words() -> None:

@@ -75,6 +75,8 @@ def fill(tree: Path) -> None:
         ".env": "TOKEN=x\n",
         "sub/.git/config": "[core]\n",
         "keys/a.pem": "KEY\n",
+        **{f"fixture/{name}": "x" for name in ("HEAD", "config", "objects/x", "refs/x")},
+        **{f"half/{name}": "x" for name in ("HEAD", "config", "objects/x")},
     }.items():
         path = tree / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -219,6 +221,14 @@ REFUSED = {
     "other/.GIT": "os.makedirs('other/.GIT')",
     "n/.git": "os.mkdir('n'); open('n/.git', 'w').write('gitdir: /x')",
     "\\xff\\xfe": "os.mkfifo(b'\\xff\\xfe')",
+    "bare/HEAD": "os.makedirs('bare/refs'); os.mkdir('bare/objects'); open('bare/HEAD', 'w').write('ref: x')",
+    "bare/objects": "",
+    "bare/refs": "open('bare/config', 'w').write('[core]\\nfsmonitor = evil')",
+    "linked/HEAD": "os.mkdir('linked'); os.symlink('refs/heads/x', 'linked/HEAD')",
+    "linked/commondir": "open('linked/commondir', 'w').write('../bare')",
+    "fixture/config": "open('fixture/config', 'a').write('fsmonitor = evil')",
+    "fixture/hooks": "os.mkdir('fixture/hooks')",
+    "half/refs": "os.mkdir('half/refs')",
 }
 
 
