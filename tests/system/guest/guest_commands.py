@@ -157,6 +157,20 @@ def doctor(_: str) -> str:
         return f"ok {found['ok']}; not armed: {lacking}; problem: {found['problem']}"
 
 
+def verified(_: str) -> str:
+    """Every attempt to get out that the product knows, on this kernel: none succeeds."""
+    with place() as where:
+        process = where.start("profile", "verify", "coding", "--json")
+        out, err = process.communicate(timeout=4 * PATIENCE_S)
+        check(out, f"{process.returncode} {err[-900:]}")
+        found = json.loads(out)
+        failed = [probe for probe in found["probes"] if not probe["pass"]]
+        disproved = [claim for claim in found["claims"] if claim["state"] == "disproved"]
+        check(process.returncode == 0 and not found["escapes"], f"{disproved} {failed}")
+        open_ = [claim["id"] for claim in found["claims"] if claim["state"] != "proved"]
+        return f"{len(found['probes'])} probes, 0 escapes, not proved: {open_}"
+
+
 def out_of_memory(_: str) -> str:
     """A run that takes too much ends as out_of_memory, and says so in its exit code."""
     with place() as where:
