@@ -161,7 +161,11 @@ class LauncherClient:
 
     @property
     def gone(self) -> bool:
-        return self._pidfd < 0 or bool(select.select([self._pidfd], [], [], 0)[0])
+        if self._pidfd < 0:
+            return True
+        poller = select.poll()
+        poller.register(self._pidfd, select.POLLIN)
+        return bool(poller.poll(0))
 
     async def wait_gone(self) -> None:
         """Until the launcher has ended, for whatever reason; its boxes have ended with it."""
