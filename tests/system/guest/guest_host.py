@@ -237,7 +237,7 @@ def _as(user: str, folder: Path, *command: str) -> tuple[int, str]:
         cwd=folder,
         capture_output=True,
         text=True,
-        env={"PATH": "/usr/bin:/bin"},
+        env={"PATH": "/usr/bin:/bin", "SUPERVISOR_RUN_DIR": str(RUN)},
     )
     return done.returncode, done.stdout + done.stderr
 
