@@ -129,7 +129,10 @@ class LauncherClient:
         return await self._greet()
 
     async def _begin_there(self) -> LauncherClient:
-        """The launcher serves one supervisor: while it ends a dead one's boxes, the next waits here."""
+        """The launcher serves one supervisor: while it ends a dead one's boxes, the next waits here.
+
+        systemd bounds that wait (TimeoutStartSec= of the daemon's unit).
+        """
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_MESSAGE * 2)
         self._socket.setblocking(False)
@@ -172,7 +175,11 @@ class LauncherClient:
 
     @property
     def gone(self) -> bool:
-        return self._pidfd < 0 or bool(select.select([self._pidfd], [], [], 0)[0])
+        if self._pidfd < 0:
+            return True
+        poller = select.poll()
+        poller.register(self._pidfd, select.POLLIN)
+        return bool(poller.poll(0))
 
     async def wait_gone(self) -> None:
         """Until the launcher has ended, for whatever reason; its boxes have ended with it."""

@@ -35,6 +35,8 @@ _COMMANDS: dict[str, tuple[str, str, str]] = {
     "agents": ("supervisor.cli.agents", "agents", "How known agent programs are pointed at the gateway."),
     "doctor": ("supervisor.cli.doctor", "doctor", "Make a real box and show what is armed on this host."),
     "profile": ("supervisor.cli.profile", "profile", "Look at profiles: list, explain, lint, diff, score."),
+    "install": ("supervisor.cli.install", "install", "Set the daemon up on this host, as root."),
+    "uninstall": ("supervisor.cli.install", "uninstall", "Take it off again; --purge its state too."),
     "completion": ("supervisor.cli.completion", "completion", "Print the completion script for a shell."),
 }
 

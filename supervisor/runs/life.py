@@ -46,6 +46,7 @@ _DRAIN_PATIENCE_S = 2.0
 _UNKILLABLE_RETRY_S = 5.0
 _RECORD_PATIENCE_S = 10.0
 _INTENT_PATIENCE_S = 0.05
+_OTHERS_PATIENCE_S = 2.0  # nobody waits for an end that nobody asked of us, and its reason may be in the row
 _CLOSE_PATIENCE_S = 2.0
 
 
@@ -492,7 +493,7 @@ class LiveRun:
         """`kill --force` acts without this process and leaves its intent in the row."""
         run_id = self.run.run_id
         try:
-            async with asyncio.timeout(_INTENT_PATIENCE_S):
+            async with asyncio.timeout(_INTENT_PATIENCE_S if self.request else _OTHERS_PATIENCE_S):
                 row = await self.around.recorder.call(lambda store: store.run(run_id))
         except (SupervisorError, TimeoutError):
             return None
