@@ -8,17 +8,22 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import aiohttp
 from aiohttp import web
 from multidict import CIMultiDict
 
+from supervisor.gateway.aside import Aside
 from supervisor.gateway.calls import UsageReader
 from supervisor.gateway.sse import SseEvent, SseSplitter
 from supervisor.logs.redact import KnownSecrets
 
 _UNWATCHED_BYTES = 32 << 10
 """While less than this waits for the client, a write cannot block."""
+
+_LIGHT_BYTES = 64 << 10
+"""An event up to there is read where it is, whatever it holds: there are thousands of them."""
 
 _DROPPED = frozenset(
     "connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer "
@@ -158,6 +163,7 @@ class Answer:
         secrets: KnownSecrets,
         patience: Patience,
         on_echo: Callable[[], None],
+        aside: Aside,
     ) -> None:
         self.status = answer.status
         self._answer = answer
@@ -165,6 +171,7 @@ class Answer:
         self._secrets = secrets
         self._patience = patience
         self._on_echo = on_echo
+        self._aside = aside
 
     def headers(self) -> CIMultiDict[str]:
         """What the client gets of them."""
@@ -205,7 +212,10 @@ class Answer:
         ended = False
         for raw, data in events:
             if data is not None:
-                visible = self._reader.event(data)
+                if len(data) <= _LIGHT_BYTES:
+                    visible = self._reader.event(data)
+                else:
+                    visible = await self._aside.read(partial(self._reader.event, data), data)
                 ended = ended or data == b"[DONE]" or _END.search(data) is not None
                 if not visible:
                     continue

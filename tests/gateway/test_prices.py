@@ -100,7 +100,8 @@ def test_a_call_costs_what_the_table_says(
             web_searches=searches,
         ),
     )
-    assert ours == theirs
+    # A rate like a 24th of a dollar is rounded up once, a million tokens at a time.
+    assert theirs <= ours <= theirs + 1
 
 
 @pytest.mark.parametrize(
