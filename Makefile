@@ -5,15 +5,17 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin
 
-.PHONY: help setup run test lint types unit test-system bench-box bench-logs redaction-report clean
+.PHONY: help setup run test lint types unit test-agents test-system bench-box bench-audit bench-logs redaction-report clean
 
 help:
 	@echo "make run          box a small real agent that repairs a failing test (no key, no network)"
 	@echo "make test         formatting, types, and all tests that run on this machine"
+	@echo "make test-agents  every known agent program in a box, installed below ~/.cache (2.5 GB)"
 	@echo "make test-system  the same promises in a Debian virtual machine with cgroup v2"
 	@echo "make bench-box    measure the box and the kill beside their peers"
 	@echo "make bench-logs   measure the redactor beside other scanners, and under floods"
 	@echo "make redaction-report  its precision and recall on a generated corpus"
+	@echo "make bench-audit  measure lint, verification and the unit's exposure"
 
 $(VENV)/.ready: pyproject.toml scripts/setup
 	scripts/setup "$(PYTHON)" "$(VENV)"
@@ -37,6 +39,9 @@ unit: setup
 test: lint types
 	$(RUN)/pytest
 
+test-agents: setup
+	$(RUN)/pytest tests/agents/every_program.py tests/agents/test_*.py
+
 test-system: setup
 	PATH="$(CURDIR)/$(RUN):$$PATH" tests/system/run
 
@@ -48,6 +53,9 @@ bench-logs: setup
 
 redaction-report: setup
 	$(RUN)/python -m bench.redaction
+
+bench-audit: setup
+	$(RUN)/python -m bench.audit
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

@@ -37,7 +37,7 @@ def main() -> None:
         begun = time.monotonic()
         rows += _MEASURES[name](arguments.quick)
         report.say(f"{name} took {time.monotonic() - begun:.0f} s")
-    written = report.write(rows)
+    written = report.write(rows, "box")
     if arguments.json:
         print(json.dumps(report.plain(rows), indent=2))
         return

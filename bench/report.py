@@ -54,6 +54,27 @@ def compared(
     )
 
 
+def paired(
+    measure: str, ours: Sequence[float], other: Sequence[float], at_most: float, note: str = ""
+) -> Row:
+    """Like compared, for two that take turns at the same work: the ratio is the median of each pair's own.
+
+    A machine that gets slower or faster meanwhile does so for both of a pair, and not for the ratio.
+    """
+    ratios = sorted(mine / its for mine, its in zip(ours, other, strict=True))
+    ratio = statistics.median(ratios)
+    quarters = f"half of the pairs {ratios[len(ratios) // 4]:.2f}..{ratios[(3 * len(ratios)) // 4]:.2f}"
+    return Row(
+        measure,
+        round(statistics.median(ours), 3),
+        round(statistics.median(other), 3),
+        round(ratio, 3),
+        f"ratio <= {at_most:g}",
+        ratio <= at_most,
+        "; ".join(filter(None, (note, f"{len(ratios)} pairs", quarters, f"ours {spread(ours)}"))),
+    )
+
+
 def alone(measure: str, ours: Sequence[float], note: str = "") -> Row:
     """A median of ours that is shown for information."""
     text = "; ".join(filter(None, (note, f"n={len(ours)}", spread(ours))))
@@ -91,8 +112,7 @@ def plain(rows: Sequence[Row]) -> list[dict[str, Any]]:
     return [{key: getattr(row, key) for key in _KEYS} for row in rows]
 
 
-def write(rows: Sequence[Row], part: str = "box") -> Path:
-    """Into bench/results/<part>.json."""
+def write(rows: Sequence[Row], part: str) -> Path:
     _RESULTS.mkdir(exist_ok=True)
     path = _RESULTS / f"{part}.json"
     path.write_text(json.dumps(plain(rows), indent=2) + "\n", encoding="utf-8")

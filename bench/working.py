@@ -74,7 +74,7 @@ _PROGRAMS = (
 
 def measure(quick: bool) -> list[Row]:
     with place.scratch() as folder:
-        return asyncio.run(_measure(folder, 4 if quick else 15))
+        return asyncio.run(_measure(folder, 5 if quick else 25))
 
 
 async def _measure(folder: Path, repetitions: int) -> list[Row]:
@@ -99,7 +99,7 @@ async def _measure(folder: Path, repetitions: int) -> list[Row]:
                 if number:
                     inside.append(pair[0])
                     outside.append(pair[1])
-            rows.append(report.compared(title, inside, outside, at_most, "in a box, and outside"))
+            rows.append(report.paired(title, inside, outside, at_most, "in a box, and outside"))
     return rows
 
 

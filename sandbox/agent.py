@@ -12,7 +12,6 @@ import os
 import signal
 import socket
 import stat
-from dataclasses import dataclass
 from typing import Any
 
 from sandbox import identity, landlock, syscalls
@@ -20,43 +19,26 @@ from sandbox.reporting import Armed, NoProgram, NotArmed, reason, receive, repor
 from sandbox.spec import Base, Control, PathAccess
 
 
-@dataclass(slots=True)
-class _Rules:
-    """Landlock's ruleset, begun before there is a worktree; problem: why it could not be."""
-
-    ruleset: int = -1
-    problem: OSError | None = None
-
-
-def fork_ahead(base: Base, user_namespace: int, root: str) -> tuple[int, socket.socket]:
+def fork_ahead(base: Base, user_namespace: int) -> tuple[int, socket.socket]:
     """Fork it before there is a run, while there is time: its pid, and the socket it waits on."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
-    rules = _Rules()
-    if base.landlock:
-        # Here, not in the new process: by the time that opens a path, the root may be another one.
-        try:
-            rules.ruleset = landlock.prepare(base.landlock, root)
-        except OSError as error:
-            rules.problem = error
     pid = os.fork()
     if pid:
         theirs.close()
-        if rules.ruleset >= 0:
-            os.close(rules.ruleset)
         return pid, ours
     ours.close()
     try:
-        _become(base, user_namespace, theirs, rules)
+        _become(base, user_namespace, theirs)
     finally:
         os._exit(127)
 
 
-def _become(base: Base, user_namespace: int, to_init: socket.socket, rules: _Rules) -> None:
+def _become(base: Base, user_namespace: int, to_init: socket.socket) -> None:
     """Give everything up, then wait for a run; what could not be armed is told to whoever gives one."""
     armed = Armed(frozenset(base.required))
     failure: NotArmed | None = None
     try:
-        _close_but(to_init.fileno(), user_namespace, rules.ruleset)
+        _close_but(to_init.fileno(), user_namespace)
         _give_up(base, user_namespace, armed)
     except NotArmed as error:
         failure = error
@@ -69,7 +51,7 @@ def _become(base: Base, user_namespace: int, to_init: socket.socket, rules: _Rul
         try:
             if failure is not None:
                 raise failure
-            _prepare_and_exec(json.loads(raw), descriptors[1:], to_init, supervisor, armed, rules)
+            _prepare_and_exec(json.loads(raw), descriptors[1:], to_init, supervisor, armed)
         except NotArmed as error:
             report_failure(supervisor, error)
         except NoProgram as error:
@@ -117,31 +99,28 @@ def _prepare_and_exec(
     to_init: socket.socket,
     supervisor: socket.socket,
     armed: Armed,
-    rules: _Rules,
 ) -> None:
-    """What only this run knows: its command, its streams, its worktree. run is written by init."""
+    """What only this run knows: its command, its streams, its worktree. run is written by init.
+
+    descriptors: stdin, stdout, stderr, command and, where there is Landlock, a ruleset that is begun.
+    """
     command = _read_command(descriptors[3])
+    ruleset = descriptors[4] if len(descriptors) > 4 else -1
     with armed.arming(Control.DESCRIPTORS):
         os.setsid()
         for number, fd in enumerate(descriptors[:3]):
             os.dup2(fd, number)
-        _close_but(to_init.fileno(), supervisor.fileno(), rules.ruleset)
-    passed = _wait_for_the_root(to_init, armed)
+        _close_but(to_init.fileno(), supervisor.fileno(), ruleset)
+    _wait_for_the_root(to_init, armed)
     _enter_workdir(run["workdir"])
     program = _resolve(command["argv"][0], command["env"].get("PATH", ""), run["workdir"])
-    if rules.ruleset >= 0 or rules.problem:
+    if ruleset >= 0:
         with armed.arming(Control.LANDLOCK):
-            if rules.problem:
-                raise rules.problem
-            landlock.enforce(rules.ruleset, tuple(PathAccess(path=p, access=a) for p, a in run["landlock"]))
-    else:
-        armed.missing[Control.LANDLOCK] = "the kernel has no Landlock, or it is not in its lsm= list"
+            landlock.enforce(ruleset, tuple(PathAccess(path=p, access=a) for p, a in run["landlock"]))
     armed.add(Control.ENVIRONMENT)
     armed.refuse_if_incomplete()
     report = {"kind": "armed", "controls": armed.controls, "missing": armed.missing, "program": program}
-    send(supervisor, report | {"passed": list(passed)}, tuple(passed.values()))
-    for fd in passed.values():
-        os.close(fd)
+    send(supervisor, report)
     if supervisor.recv(16) != b"go":
         os._exit(126)
     try:
@@ -154,12 +133,9 @@ def _prepare_and_exec(
         )
 
 
-def _wait_for_the_root(to_init: socket.socket, armed: Armed) -> dict[str, int]:
-    """init has made the root and says what it armed; the root is ours too (pivot_root(2)).
-
-    Returns the descriptors that are for the supervisor, by name.
-    """
-    raw, descriptors = receive(to_init)
+def _wait_for_the_root(to_init: socket.socket, armed: Armed) -> None:
+    """init has made the root and says what it armed; the root is ours too (pivot_root(2))."""
+    raw, _ = receive(to_init)
     if not raw:
         os._exit(126)
     to_init.close()
@@ -167,7 +143,6 @@ def _wait_for_the_root(to_init: socket.socket, armed: Armed) -> dict[str, int]:
     armed.controls[:0] = said["controls"]
     armed.missing |= said["missing"]
     os.chdir("/")
-    return dict(zip(said["passed"], descriptors, strict=True))
 
 
 def _read_command(fd: int) -> dict[str, Any]:

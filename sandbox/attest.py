@@ -6,8 +6,8 @@ Never believes a report: what cannot be read back here is labelled so.
 from __future__ import annotations
 
 import functools
-import hashlib
 import os
+from dataclasses import dataclass
 from typing import Any
 
 from sandbox import cgroups, syscalls
@@ -35,14 +35,38 @@ class AttestError(OSError):
     """The process could not be read: it has gone, or this process may not look."""
 
 
-def read(init_pid: int, group: cgroups.RunGroup) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """The seccomp programs of a process, read before anybody waits for it.
+
+    A program can be added and never be taken away or changed (seccomp(2)): as long as the process
+    has no more of them than these, these are the ones in force.
+    """
+
+    pid: int
+    programs: list[str]
+
+
+def read_programs(init_pid: int) -> Programs | None:
+    """None while the process that waits to become the agent has none yet, or cannot be read."""
+    try:
+        agent = _only_child(init_pid)
+        if _status(f"/proc/{agent}").get("Seccomp") != "2":
+            return None
+        return Programs(agent, _programs(agent))
+    except OSError:
+        return None
+
+
+def read(init_pid: int, group: cgroups.RunGroup, known: Programs | None = None) -> dict[str, Any]:
     """Facts as the kernel states them, in plain JSON shapes. Raises AttestError."""
     try:
         agent = _only_child(init_pid)
         base = f"/proc/{agent}"
+        status = _status(base)
         return {
             "pid": agent,
-            "status": _status(base),
+            "status": status,
             "namespaces": _namespaces(base),
             "network": _network(base),
             "mounts": _mounts(base),
@@ -50,7 +74,7 @@ def read(init_pid: int, group: cgroups.RunGroup) -> dict[str, Any]:
             "limits": _limits(base),
             "cgroup": _cgroup(group),
             "controlling_terminal": _field_after_name(base, 4) != "0",
-            "seccomp": _seccomp(agent),
+            "seccomp": _seccomp(agent, status, known),
             "not_readable": list(NOT_READABLE),
         }
     except OSError as error:
@@ -102,17 +126,22 @@ def _mounts(base: str) -> list[dict[str, Any]]:
     """mountinfo(5) fields: mount point, its flags, type; propagation shows as shared or master."""
     found: list[dict[str, Any]] = []
     for line in cgroups.read_text(f"{base}/mountinfo").splitlines():
-        before, _, after = line.partition(" - ")
-        words = before.split(" ")
+        words = line.split(" ")
+        optional = words[6 : words.index("-")]
         found.append(
             {
                 "target": words[4],
-                "flags": sorted(set(words[5].split(",")) & {"ro", "rw", "nosuid", "nodev", "noexec"}),
-                "propagates": any(word.startswith(("shared:", "master:")) for word in words[6:]),
-                "type": after.split(" ")[0],
+                "flags": _flags(words[5]),
+                "propagates": any(word.startswith(("shared:", "master:")) for word in optional),
+                "type": words[len(optional) + 7],
             }
         )
     return found
+
+
+@functools.lru_cache(maxsize=64)
+def _flags(text: str) -> list[str]:
+    return sorted(set(text.split(",")) & {"ro", "rw", "nosuid", "nodev", "noexec"})
 
 
 def _descriptors(base: str) -> dict[str, str]:
@@ -153,18 +182,26 @@ def _field_after_name(base: str, index: int) -> str:
     return cgroups.read_text(f"{base}/stat").rpartition(")")[2].split()[index]
 
 
-def _seccomp(pid: int) -> dict[str, Any]:
-    """The filter's bytes hashed as the kernel returns them, or why they could not be had."""
+def _seccomp(pid: int, status: dict[str, str], known: Programs | None) -> dict[str, Any]:
+    """The filters as the kernel returns them, or why they could not be had. Digests are the client's."""
     try:
-        filters = syscalls.read_seccomp_filters(pid)
+        if known and known.pid == pid and status.get("Seccomp_filters") == str(len(known.programs)):
+            filters = known.programs
+        else:
+            filters = _programs(pid)
     except OSError as error:
         return {"read_back": False, "why_not": error.strerror or str(error)}
     return {
         "read_back": True,
         "filters": len(filters),
-        "instructions": sum(len(program) // 8 for program in filters),
-        "sha256": [hashlib.sha256(program).hexdigest() for program in filters],
+        "instructions": sum(len(program) // 16 for program in filters),
+        "programs": filters,
     }
+
+
+def _programs(pid: int) -> list[str]:
+    """In hexadecimal, 16 digits each instruction."""
+    return [program.hex() for program in syscalls.read_seccomp_filters(pid)]
 
 
 def disagreements(

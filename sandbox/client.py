@@ -9,8 +9,10 @@ import array
 import asyncio
 import fcntl
 import functools
+import hashlib
 import json
 import os
+import select
 import shutil
 import socket
 import subprocess
@@ -45,7 +47,21 @@ class BoxError(Exception):
         self.message = message
         self.control = control
         self.number = number
-        self.hint = hint
+        self.hint = hint or _ADVICE.get((control, number), "")
+
+
+_NO_PRIVILEGE = (
+    "root lacks CAP_SYS_ADMIN here, as in a container: run on the host, or give the container --privileged"
+    if os.geteuid() == 0
+    else "run as root; or let users make namespaces (user.max_user_namespaces, an AppArmor profile)"
+)
+_ADVICE = {
+    ("user_namespace", "ENOSPC"): "user.max_user_namespaces allows no more of them (sysctl)",
+    ("user_namespace", "EPERM"): _NO_PRIVILEGE,
+    ("mount_namespace", "EPERM"): _NO_PRIVILEGE,
+    ("mount_namespace", "ENOSPC"): "user.max_mnt_namespaces allows no more of them (sysctl)",
+}
+"""What lies behind an errno that says little (namespaces(7), clone(2))."""
 
 
 class LauncherGone(BoxError):
@@ -74,18 +90,25 @@ class Streams:
 
 
 class LauncherClient:
-    """Requests are answered in order, one at a time. Use as an async context manager."""
+    """Requests are answered in order, one at a time. Use as an async context manager.
 
-    def __init__(self, namespace_key: str, boot: str = _BOOT) -> None:
+    at: the socket of a launcher that systemd starts; a child of our own where it is empty.
+    """
+
+    def __init__(self, namespace_key: str, boot: str = _BOOT, *, at: str = "") -> None:
         self.namespace_key = namespace_key
         self.capabilities: Capabilities
         self._boot = boot
+        self._at = at
         self._lock = asyncio.Lock()
         self._running: set[asyncio.Future[Any]] = set()
         self._socket: socket.socket
-        self._process: subprocess.Popen[bytes]
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pidfd = -1
 
     async def __aenter__(self) -> LauncherClient:
+        if self._at:
+            return await self._begin_there()
         scope = scope_command()
         try:
             return await self._begin(scope)
@@ -102,12 +125,33 @@ class LauncherClient:
             self._process = _spawn(theirs.fileno(), self._boot, scope)
         ours.setblocking(False)
         self._socket = ours
+        self._pidfd = os.pidfd_open(self._process.pid)
+        return await self._greet()
+
+    async def _begin_there(self) -> LauncherClient:
+        """The launcher serves one supervisor: while it ends a dead one's boxes, the next waits here.
+
+        systemd bounds that wait (TimeoutStartSec= of the daemon's unit).
+        """
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_MESSAGE * 2)
+        self._socket.setblocking(False)
+        try:
+            self._socket.connect(self._at)
+        except OSError as error:
+            self._socket.close()
+            raise LauncherGone(f"no launcher answers on {self._at}: {error.strerror}") from error
+        return await self._greet()
+
+    async def _greet(self) -> LauncherClient:
         try:
             reply, _ = await self.request("hello", namespace_key=self.namespace_key)
-        except LauncherGone:
+            self.capabilities = Capabilities(**{k: v for k, v in reply.items() if k != "ok"})
+            if self._pidfd < 0:
+                self._pidfd = os.pidfd_open(self.capabilities.pid)
+        except (LauncherGone, ProcessLookupError) as error:
             await self.__aexit__()
-            raise
-        self.capabilities = Capabilities(**{k: v for k, v in reply.items() if k != "ok"})
+            raise LauncherGone("the launcher has ended") from error
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -117,19 +161,29 @@ class LauncherClient:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
         self._socket.close()
-        await asyncio.to_thread(self._process.wait)
+        if self._process is not None:
+            await asyncio.to_thread(self._process.wait)
+        elif self._pidfd >= 0:
+            await _wait_readable(self._pidfd)
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self._process.pid if self._process is not None else self.capabilities.pid
 
     @property
     def gone(self) -> bool:
-        return self._process.poll() is not None
+        if self._pidfd < 0:
+            return True
+        poller = select.poll()
+        poller.register(self._pidfd, select.POLLIN)
+        return bool(poller.poll(0))
 
     async def wait_gone(self) -> None:
         """Until the launcher has ended, for whatever reason; its boxes have ended with it."""
-        pidfd = os.pidfd_open(self._process.pid)
+        pidfd = os.dup(self._pidfd)  # a descriptor has one reader in the loop, and others may wait too
         try:
             await _wait_readable(pidfd)
         finally:
@@ -383,42 +437,38 @@ class Box:
     program: str = ""
     log_folder: int = -1
     listener: int = -1
-    is_ready: bool = False
 
     async def wait_armed(self) -> None:
-        message, passed = await _message(self.stage)
-        if message["kind"] == "gone":
-            message, _ = await _message(self.channel)  # init says why
-        if message["kind"] == "failed":
-            raise BoxError(message["message"], control=message["control"], number=message["errno"])
-        if message["kind"] != "armed":
-            raise BoxError(f"the box ended before it was armed ({message['kind']})")
-        self.armed, self.missing = message["controls"], message["missing"]
-        self.program = message["program"]
-        for name, fd in zip(message["passed"], passed, strict=True):
-            setattr(self, name, fd)
+        """Both say so: the agent's process, and init, which has given up its own privileges by then."""
+        armed = await self._told(self.stage, "armed")
+        await self._told(self.channel, "ready")
+        self.armed, self.missing = armed["controls"], armed["missing"]
+        self.program = armed["program"]
 
-    async def _wait_ready(self) -> None:
-        """init gives its own privileges up while the agent's process is looked at."""
-        if self.is_ready:
-            return
-        message, _ = await _message(self.channel)
+    async def _told(self, sock: socket.socket, kind: str) -> dict[str, Any]:
+        message, passed = await _message(sock)
+        if message["kind"] == "gone" and sock is self.stage:
+            message, passed = await _message(self.channel)  # init says why
+        for name, fd in zip(message.get("passed", ()), passed, strict=True):
+            setattr(self, name, fd)
         if message["kind"] == "failed":
             raise BoxError(message["message"], control=message["control"], number=message["errno"])
-        if message["kind"] != "ready":
-            raise BoxError(f"the box ended before it was ready ({message['kind']})")
-        self.is_ready = True
+        if message["kind"] != kind:
+            raise BoxError(f"the box ended before it was {kind} ({message['kind']})")
+        return message
 
     async def attest(self) -> dict[str, Any]:
         """Facts read back from the kernel by the launcher (sandbox.attest)."""
         reply, _ = await self.launcher.request("attest", run_id=self.spec.run_id)
-        await self._wait_ready()
         facts: dict[str, Any] = reply["facts"]
+        programs = [bytes.fromhex(program) for program in facts["seccomp"].pop("programs", ())]
+        if programs:
+            # Here and not in the launcher, which would have to load OpenSSL, and each box with it.
+            facts["seccomp"]["sha256"] = [hashlib.sha256(program).hexdigest() for program in programs]
         return facts
 
     async def release(self) -> None:
         """Let the agent be executed. Raises BoxError when the exec itself failed."""
-        await self._wait_ready()
         with suppress(OSError):  # it has ended meanwhile: wait_exited tells how
             await _send(self.stage, b"go", ())
         message, _ = await _message(self.stage)
@@ -481,7 +531,7 @@ class Box:
         """wait_dead, then have it collected and removed; None past the patience."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + patience_s
-        if not await self.wait_dead(patience_s):
+        if not await self._wait_pidfd(patience_s):
             return None
         pause = 0.0005
         while True:

@@ -43,58 +43,45 @@ class Identity:
             self.idmaps[key] = make_user_namespace(owner_uid, owner_gid, self.uid)
         return self.idmaps[key]
 
+    def close(self) -> None:
+        """Only once nothing of the run is alive."""
+        for fd in (self.user_namespace, *self.idmaps.values()):
+            os.close(fd)
+        self.reservation.close()
 
-class IdentityPool:
-    """Hands out uids that no other run on this host has, whichever supervisor started it.
 
-    A uid is reserved by binding an abstract socket named after it: atomic, and gone with its owner.
+def take() -> Identity:
+    """A uid that no other run on this host has, whichever supervisor started it. Raises NoFreeUid.
+
+    It is reserved by binding an abstract socket named after it: atomic, and gone with its owner. None is
+    given to a second run: a process of that uid is one of this run's, or of the box prepared for it.
     """
-
-    def __init__(self) -> None:
-        self._idle: list[Identity] = []
-
-    def take(self) -> Identity:
-        return self._idle.pop() if self._idle else self._make()
-
-    def give_back(self, identity: Identity) -> None:
-        """Only once nothing of the run is alive: the next run will have the same uid."""
-        self._idle.append(identity)
-
-    def _make(self) -> Identity:
-        for _ in range(_TRIES):
-            uid = _FIRST_UID + int.from_bytes(os.urandom(8)) % (_LAST_UID - _FIRST_UID)
-            reservation = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
-            try:
-                reservation.bind(f"\0sidecar-supervisor/uid/{uid}")
-            except OSError as error:
-                reservation.close()
-                if error.errno != errno.EADDRINUSE:
-                    raise
-                continue
-            return Identity(uid, reservation, make_user_namespace(AGENT_UID, AGENT_UID, uid))
-        raise NoFreeUid(errno.EADDRINUSE, "no free uid for a run", "identity")
+    for _ in range(_TRIES):
+        uid = _FIRST_UID + int.from_bytes(os.urandom(8)) % (_LAST_UID - _FIRST_UID)
+        reservation = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+        try:
+            reservation.bind(f"\0sidecar-supervisor/uid/{uid}")
+        except OSError as error:
+            reservation.close()
+            if error.errno != errno.EADDRINUSE:
+                raise
+            continue
+        return Identity(uid, reservation, make_user_namespace(AGENT_UID, AGENT_UID, uid))
+    raise NoFreeUid(errno.EADDRINUSE, "no free uid for a run", "identity")
 
 
 def make_user_namespace(inside_uid: int, inside_gid: int, outside: int) -> int:
     """A descriptor of a user namespace with one uid and one gid mapped; needs CAP_SETUID.
 
-    Held open by the descriptor alone: the process that made it has gone (user_namespaces(7)).
+    Held open by the descriptor alone: the process that was made for it has gone (user_namespaces(7)).
     """
-    read_end, write_end = os.pipe2(os.O_CLOEXEC)
-    pid, pidfd = syscalls.clone3(syscalls.CLONE_NEWUSER)
-    if pid == 0:
-        os.close(write_end)
-        os.read(read_end, 1)
-        os._exit(0)
+    sleeper = syscalls.Sleeper()
     try:
-        os.close(read_end)
-        write_map(pid, "uid_map", inside_uid, outside)
-        write_map(pid, "gid_map", inside_gid, outside)
-        return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+        write_map(sleeper.pid, "uid_map", inside_uid, outside)
+        write_map(sleeper.pid, "gid_map", inside_gid, outside)
+        return os.open(f"/proc/{sleeper.pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
     finally:
-        os.close(write_end)
-        os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
-        os.close(pidfd)
+        sleeper.end()
 
 
 def write_map(pid: int, name: str, inside: int, outside: int) -> None:

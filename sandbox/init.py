@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from sandbox import agent, identity, mounts, network, syscalls
+from sandbox import agent, identity, landlock, mounts, network, syscalls
 from sandbox.cgroups import RunGroup
 from sandbox.reporting import Armed, NotArmed, reason, receive, report_failure, send
 from sandbox.spec import Base, BoxSpec, Control
@@ -40,7 +40,7 @@ class BlankHandles:
 
 @dataclass(frozen=True, slots=True)
 class RunHandles:
-    """Descriptors that come with a run. idmap is -1 without root.
+    """Descriptors that come with a run.
 
     channel: SEQPACKET to the supervisor; when it closes, the box ends. stage: another one, for the
     agent's process, which its exec closes. command: a sealed file with its arguments and environment.
@@ -52,13 +52,15 @@ class RunHandles:
     stdout: int
     stderr: int
     command: int
-    idmap: int = -1
 
 
-def run(base: Base, handles: BlankHandles, group: RunGroup, agent_uid: int, template: str) -> NoReturn:
+def run(
+    base: Base, handles: BlankHandles, group: RunGroup, agent_uid: int, template: str, example: bytes
+) -> NoReturn:
     """PID 1 of a box: prepare what all boxes have in common, wait for a run, arm the rest, be init.
 
-    Never returns; every failure is reported on the run's channel by name.
+    Never returns; every failure is reported on the run's channel by name. example: the message of an
+    earlier run of this base, or nothing.
     """
     code = 1
     try:
@@ -67,10 +69,14 @@ def run(base: Base, handles: BlankHandles, group: RunGroup, agent_uid: int, temp
         stage = mounts.Stage(agent_uid, handles.user_namespace >= 0, template=template)
         blank = _Blank(base, handles, stage, Armed(frozenset(base.required)))
         blank.prepare(group)
+        if example:
+            # Writing to a page copies it. Those that reading a message writes to are then ours already.
+            with suppress(SpecError):
+                decode_box(json.loads(example), base)
         with socket.socket(fileno=handles.assignment) as launcher:
             raw, descriptors = receive(launcher)
-        if raw:  # else the launcher has gone, or has dropped this blank
-            code = blank.live(raw, descriptors)
+            if raw:  # else the launcher has gone, or has dropped this blank
+                code = blank.live(raw, descriptors, launcher)
     except BaseException:
         os._exit(code)
     os._exit(code)
@@ -87,20 +93,45 @@ class _Blank:
     failure: NotArmed | None = None
     agent_pid: int = -1
     agent_socket: socket.socket | None = None
+    ruleset: int = -1
 
     def prepare(self, group: RunGroup) -> None:
+        """The agent's process is forked before the mounts: it arms itself meanwhile, on another core."""
         try:
-            _arm_blank(self.base, self.handles, group, self.stage, self.armed)
-            self.agent_pid, self.agent_socket = agent.fork_ahead(
-                self.base, self.handles.user_namespace, self.stage.staging
-            )
+            _enter(self.base, self.handles, group, self.armed)
+            self.agent_pid, self.agent_socket = agent.fork_ahead(self.base, self.handles.user_namespace)
+            _steps(lambda: mounts.begin(self.stage, self.base.steps))
+            # Exactly "" is armed: anything else that is merely false is not taken for it.
+            if self.stage.memfd_noexec == "":
+                self.armed.add(Control.MEMFD_NOEXEC)
+            else:
+                self.armed.missing[Control.MEMFD_NOEXEC] = str(self.stage.memfd_noexec)
+            self._begin_ruleset()
+            if self.stage.privileged:
+                # What a run needs of the host comes from the launcher, as mounts that are made already.
+                self._enter_root()
         except NotArmed as error:
             self.failure = error
         except OSError as error:
             self.failure = NotArmed(Control.ROOT, reason(error), error.errno or 0)
-        syscalls.own_memory()
 
-    def live(self, raw: bytes, descriptors: list[int]) -> int:
+    def _enter_root(self) -> None:
+        with self.armed.arming(Control.ROOT):
+            mounts.enter(self.stage)
+
+    def _begin_ruleset(self) -> None:
+        """Armed by the agent's process, which adds the run's own paths and enforces it."""
+        if self.base.landlock is None:
+            self.armed.missing[Control.LANDLOCK] = "the kernel has no Landlock, or it is not in its lsm= list"
+            return
+        try:
+            self.ruleset = landlock.prepare(self.base.landlock, self.stage.staging)
+        except OSError as error:
+            if Control.LANDLOCK in self.base.required:
+                raise NotArmed(Control.LANDLOCK, reason(error), error.errno or 0) from error
+            self.armed.missing[Control.LANDLOCK] = reason(error)
+
+    def live(self, raw: bytes, descriptors: list[int], launcher: socket.socket) -> int:
         """From the run's message to the agent's end; the exit code of PID 1."""
         given = RunHandles(*descriptors)
         with socket.socket(fileno=given.channel) as channel:
@@ -108,9 +139,14 @@ class _Blank:
                 if self.failure is not None or self.agent_socket is None:
                     raise self.failure or NotArmed(Control.PID_NAMESPACE, "no process for the agent")
                 box = decode_box(json.loads(raw), self.base)
+                if self.stage.privileged:
+                    self.stage.mounts = _receive_mounts(launcher)
+                launcher.close()
                 self._hand_over(box, given)
-                self._arm(box, given)
-                send(channel, {"kind": "ready"})
+                passed = self._arm(box)
+                send(channel, {"kind": "ready", "passed": list(passed)}, tuple(passed.values()))
+                for fd in passed.values():
+                    os.close(fd)
             except NotArmed as error:
                 report_failure(channel, error)
                 return 1
@@ -122,7 +158,7 @@ class _Blank:
                 return 1
             return _Reaper(channel, self.agent_pid).run()
 
-    def _tell_agent(self, message: dict[str, Any], descriptors: tuple[int, ...]) -> None:
+    def _tell_agent(self, message: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
         assert self.agent_socket is not None
         with suppress(BrokenPipeError, ConnectionResetError):  # it has ended; the reaper sees it
             send(self.agent_socket, message, descriptors)
@@ -130,32 +166,34 @@ class _Blank:
     def _hand_over(self, box: BoxSpec, given: RunHandles) -> None:
         """Its streams and what it needs to know: it gets ready while the mounts are made here."""
         paths = [(rule.path, rule.access) for rule in box.landlock_paths]
-        theirs = (given.stage, given.stdin, given.stdout, given.stderr, given.command)
-        self._tell_agent({"workdir": box.workdir, "landlock": paths}, theirs)
+        theirs = [given.stage, given.stdin, given.stdout, given.stderr, given.command]
+        theirs += [self.ruleset] if self.ruleset >= 0 else []
+        self._tell_agent({"workdir": box.workdir, "landlock": paths}, tuple(theirs))
         for fd in theirs:
             os.close(fd)
 
-    def _arm(self, box: BoxSpec, given: RunHandles) -> None:
-        """The worktree and the final root; then the agent's process may go on, and this one be init."""
-        self.stage.idmap_fd = given.idmap
+    def _arm(self, box: BoxSpec) -> dict[str, int]:
+        """The worktree, and the root is final; then the agent's process may go on, and this one be init.
+
+        Returns the descriptors that are for the supervisor, by name.
+        """
         self.stage.template = ""  # it has the base's steps; these are the run's own
         _steps(lambda: mounts.carry_out(self.stage, box.steps))
+        if not self.stage.privileged:
+            self._enter_root()
         with self.armed.arming(Control.ROOT):
-            mounts.enter(self.stage)
+            mounts.close_root(self.stage)
         self.armed.add(Control.WORKTREE, Control.PROTECTED_PATHS)
         passed = {"log_folder": self.stage.log_folder_fd}
         if box.gateway_port:
             with self.armed.arming(Control.NETWORK_NAMESPACE):
                 passed["listener"] = network.open_listener(box.gateway_port).detach()
-        passed = {name: fd for name, fd in passed.items() if fd >= 0}
-        said = {"controls": self.armed.controls, "missing": self.armed.missing, "passed": list(passed)}
-        self._tell_agent(said, tuple(passed.values()))
-        for fd in passed.values():
-            os.close(fd)
+        self._tell_agent({"controls": self.armed.controls, "missing": self.armed.missing})
         with self.armed.arming(Control.IDENTITY):
-            self._become_init(given)
+            self._become_init()
+        return {name: fd for name, fd in passed.items() if fd >= 0}
 
-    def _become_init(self, given: RunHandles) -> None:
+    def _become_init(self) -> None:
         """Give up everything that PID 1 no longer needs: it is the agent's uid without a capability."""
         privileged = self.handles.user_namespace >= 0
         if privileged:
@@ -166,14 +204,13 @@ class _Blank:
         syscalls.set_dumpable(False)
         syscalls.set_parent_death_signal(signal.SIGKILL)  # the change of uid cleared it
         syscalls.set_process_name("box-init")
-        for fd in (given.idmap, self.handles.user_namespace):
-            if fd >= 0:
-                os.close(fd)
+        if privileged:
+            os.close(self.handles.user_namespace)
         assert self.agent_socket is not None
         self.agent_socket.close()
 
 
-def _arm_blank(base: Base, handles: BlankHandles, group: RunGroup, stage: mounts.Stage, armed: Armed) -> None:
+def _enter(base: Base, handles: BlankHandles, group: RunGroup, armed: Armed) -> None:
     """What does not depend on the run. The order matters; the reason is beside each step."""
     if handles.gate >= 0:
         os.read(handles.gate, 1)  # without maps this process is nobody and may do nothing
@@ -187,12 +224,11 @@ def _arm_blank(base: Base, handles: BlankHandles, group: RunGroup, stage: mounts
         syscalls.sethostname(base.hostname)
     with armed.arming(Control.NETWORK_NAMESPACE):
         network.raise_loopback()
-    _steps(lambda: mounts.begin(stage, base.steps))
-    # Exactly "" is armed: anything else that is merely false is not taken for it.
-    if stage.memfd_noexec == "":
-        armed.add(Control.MEMFD_NOEXEC)
-    else:
-        armed.missing[Control.MEMFD_NOEXEC] = str(stage.memfd_noexec)
+
+
+def _receive_mounts(launcher: socket.socket) -> dict[str, int]:
+    targets, descriptors = receive(launcher)
+    return dict(zip(json.loads(targets or b"[]"), descriptors, strict=True))
 
 
 def _enter_groups(group: RunGroup, armed: Armed) -> None:

@@ -18,16 +18,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from sandbox import attest, cgroups, init, syscalls
-from sandbox.identity import Identity, IdentityPool, write_map
-from sandbox.reporting import MESSAGE_BYTES, receive, send
-from sandbox.spec import AGENT_UID, Base, CgroupLimits, Control, Worktree
+from sandbox import attest, cgroups, identity, init, mounts, syscalls
+from sandbox.identity import Identity, write_map
+from sandbox.reporting import MESSAGE_BYTES, receive, send, send_raw
+from sandbox.spec import AGENT_UID, Base, CgroupLimits, Control, MountStep, Worktree
 from sandbox.template import Template
 from sandbox.wire import SpecError, decode, prepare
 
 MAX_MESSAGE = MESSAGE_BYTES
 _REMOVE_PATIENCE_S = 2.0
 _IDLE_MS = 20
+_LOOKS = 3
 
 
 @dataclass(slots=True)
@@ -42,6 +43,7 @@ class Box:
     assignment: socket.socket
     mounts: int = -1
     reaped: bool = False
+    programs: attest.Programs | None = None
 
     def kill(self) -> None:
         """Both handles: the cgroup gets everything, init's end gets what no cgroup held."""
@@ -77,10 +79,12 @@ class Launcher:
     def __init__(self, supervisor: socket.socket) -> None:
         self.supervisor = supervisor
         self.privileged = os.geteuid() == 0
-        self.identities = IdentityPool()
+        self._owner: tuple[int, int] | None = None
         self.boxes: dict[str, Box] = {}
         self.blank: Box | None = None
         self._next_base = ""
+        self._looks = 0
+        self._example = b""
         self._after_reply: list[int] = []
         self.template = Template() if self.privileged else None
         self._known_base: tuple[str, Base] | None = None
@@ -103,7 +107,7 @@ class Launcher:
             poller.register(self.template.host_table, select.POLLPRI)
         try:
             while True:
-                ready = [fd for fd, _ in poller.poll(_IDLE_MS if self._next_base else None)]
+                ready = [fd for fd, _ in poller.poll(_IDLE_MS if self._next_base or self._looks else None)]
                 if self.template and self.template.host_table in ready:
                     # Before any request: the host mounted or unmounted something, and our copy of
                     # its mounts must neither be used nor keep a file system busy.
@@ -201,41 +205,72 @@ class Launcher:
         return reply, [fd for fd in (box.pidfd, kill) if fd >= 0]
 
     def _assign(self, box: Box, plain: dict[str, Any], descriptors: list[int]) -> None:
-        """Limits first, then the run: nothing of it exists before its group is bounded.
+        """As root the box reads its part meanwhile; it has no worktree yet, and cannot go on without.
 
         Only what the launcher itself needs is decoded here; the box decodes all of it, strictly.
         """
+        if box.identity:
+            _give_pipes(descriptors[3:5], box.identity.uid)
+        else:
+            self._make_room(box, plain)
+        self._example = json.dumps(plain, separators=(",", ":")).encode()
+        with box.assignment:
+            send_raw(box.assignment, self._example, tuple(descriptors))
+            if box.identity:
+                self._make_room(box, plain)
+                self._send_mounts(box.assignment, plain, box.identity)
+
+    def _make_room(self, box: Box, plain: dict[str, Any]) -> None:
+        """Limits before the worktree: nothing of the run exists before its group is bounded."""
         try:
             box.group.limit(decode(CgroupLimits, plain["cgroup"], "box.cgroup"))
         except OSError as error:
             raise Refused(f"{error.strerror} ({error.filename})", "cgroup", error.errno or 0) from error
-        self._make_overlay_folders(plain["steps"], box.identity)
-        if box.identity:
-            _give_pipes(descriptors[3:5], box.identity.uid)
-        owner = (decode(int, plain["owner_uid"]), decode(int, plain["owner_gid"]))
-        idmap = [box.identity.idmap(*owner)] if box.identity else []
-        with box.assignment:
-            send(box.assignment, plain, (*descriptors, *idmap))
+        for step in _steps_of(plain["steps"], (Worktree,)):
+            for folder in (step.upper, step.work):
+                if folder is not None:
+                    os.mkdir(folder, 0o755)
+                    if box.identity:
+                        os.chown(folder, box.identity.uid, box.identity.uid, follow_symlinks=False)
 
-    def _make_overlay_folders(self, steps: list[dict[str, Any]], identity: Identity | None) -> None:
-        for plain in steps:
-            if plain.get("step") == "Worktree":
-                step = decode(Worktree, {k: v for k, v in plain.items() if k != "step"}, "box.steps")
-                for folder in (step.upper, step.work):
-                    if folder is not None:
-                        os.mkdir(folder, 0o755)
-                        if identity:
-                            os.chown(folder, identity.uid, identity.uid, follow_symlinks=False)
+    def _send_mounts(self, assignment: socket.socket, plain: dict[str, Any], taken: Identity) -> None:
+        """What the run sees of the host. The box has left the host's tree already, and reads meanwhile."""
+        self._owner = (decode(int, plain["owner_uid"]), decode(int, plain["owner_gid"]))
+        stage = mounts.Stage(taken.uid, privileged=True, idmap_fd=taken.idmap(*self._owner))
+        made: dict[str, int] = {}
+        try:
+            for step in _steps_of(plain["steps"], mounts.FROM_HOST):
+                made[step.target] = mounts.from_host(step, stage)
+        except mounts.StepFailed as error:
+            raise Refused(str(error), str(init.control_of(error.step)), error.cause.errno or 0) from error
+        else:
+            made = {target: fd for target, fd in made.items() if fd >= 0}
+            with suppress(BrokenPipeError, ConnectionResetError):  # it has ended, and says why
+                send_raw(assignment, json.dumps(list(made)).encode(), tuple(made.values()))
+        finally:
+            self._after_reply += [fd for fd in made.values() if fd >= 0]
 
     # ------------------------------------------------------------ blanks
 
     def _prepare_next(self) -> None:
-        """Make the next box's common part while nobody asks; a failure shows at the next start."""
-        base_text, self._next_base = self._next_base, ""
-        if self.blank is None:
-            with suppress(Refused, OSError):
-                self.blank = self._make_blank(base_text)
-        syscalls.own_memory()
+        """Make the next box's common part while nobody asks; a failure shows at the next start.
+
+        Then, when it has had time to arm itself, read its filter back: that stops it, and takes a while.
+        """
+        if self._next_base:
+            base_text, self._next_base = self._next_base, ""
+            if self.blank is None:
+                with suppress(Refused, OSError):
+                    self.blank = self._make_blank(base_text)
+                    if self.blank.identity and self._owner:
+                        self.blank.identity.idmap(*self._owner)  # most likely the next one's too
+            syscalls.own_memory()
+            self._looks = _LOOKS
+        elif self.blank is None:
+            self._looks = 0
+        else:
+            self.blank.programs = attest.read_programs(self.blank.pid)
+            self._looks = 0 if self.blank.programs else self._looks - 1
 
     def _drop_blank(self) -> None:
         if self.blank is not None:
@@ -259,6 +294,8 @@ class Launcher:
         if "/" in base.group_prefix or not base.group_prefix:
             raise Refused(f"{base.group_prefix!r} cannot begin the name of a group")
         self._made += 1
+        if self.template:
+            self.template.tidy()
         group = self._make_group(base, f"{base.group_prefix}.{os.getpid()}-{self._made}")
         taken: Identity | None = None
         try:
@@ -267,16 +304,16 @@ class Launcher:
         except BaseException:
             group.remove(0.0)
             if taken:
-                self.identities.give_back(taken)
+                taken.close()
             raise
 
     def _take_identity(self) -> Identity | None:
         if not self.privileged:
             return None
         try:
-            return self.identities.take()
+            return identity.take()
         except OSError as error:
-            raise Refused(str(error), str(Control.USER_NAMESPACE), error.errno or 0) from error
+            raise Refused(str(error.strerror), str(Control.USER_NAMESPACE), error.errno or 0) from error
 
     def _make_group(self, base: Base, name: str) -> cgroups.RunGroup:
         try:
@@ -300,7 +337,10 @@ class Launcher:
             | syscalls.CLONE_NEWUTS
             | syscalls.CLONE_NEWTIME
         )
-        template = self.template.place_for(base, base_text) if self.template else ""
+        try:
+            template = self.template.place_for(base, base_text) if self.template else ""
+        except OSError as error:
+            raise Refused(str(error.strerror), str(Control.MOUNT_NAMESPACE), error.errno or 0) from error
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         gate_read = gate_write = -1
         if taken is None:
@@ -312,14 +352,14 @@ class Launcher:
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_MESSAGE * 2)
             pid, pidfd = syscalls.clone3(flags, cgroup_fd)
             if pid == 0:
-                init.run(base, handles, group, taken.uid if taken else os.geteuid(), template)
+                uid = taken.uid if taken else os.geteuid()
+                init.run(base, handles, group, uid, template, self._example)
             if taken is None:
                 self._open_gate(pid, pidfd, gate_write)
             return Box(base_text, pid, pidfd, group, taken, ours, _mount_namespace(pid))
         except OSError as error:
             ours.close()
-            control = str(Control.USER_NAMESPACE)
-            raise Refused(f"{error.strerror} ({error.filename})", control, error.errno or 0) from error
+            raise Refused(str(error.strerror), str(Control.USER_NAMESPACE), error.errno or 0) from error
         finally:
             theirs.close()
             for fd in (cgroup_fd, gate_read, gate_write):
@@ -343,7 +383,7 @@ class Launcher:
     def attest(self, request: dict[str, Any], _: list[int]) -> tuple[dict[str, Any], list[int]]:
         """What the kernel says of the process that is about to become the agent."""
         box = self._box(request)
-        return {"facts": attest.read(box.pid, box.group)}, []
+        return {"facts": attest.read(box.pid, box.group, box.programs)}, []
 
     def kill(self, request: dict[str, Any], _: list[int]) -> tuple[dict[str, Any], list[int]]:
         """SIGKILL to all of the box. Whether it is empty then is for finish to observe."""
@@ -371,7 +411,7 @@ class Launcher:
         if box.mounts >= 0:
             self._after_reply.append(box.mounts)
         if box.identity:
-            self.identities.give_back(box.identity)
+            box.identity.close()
 
     def sweep(self, request: dict[str, Any], _: list[int]) -> tuple[dict[str, Any], list[int]]:
         """End and remove groups of supervisors that are gone; keep names those that live."""
@@ -403,6 +443,12 @@ class Launcher:
             box.group.remove(_REMOVE_PATIENCE_S)
         for where in self.hierarchies.values():
             cgroups.tidy(where)
+
+
+def _steps_of(plain: list[dict[str, Any]], kinds: tuple[type, ...]) -> list[Any]:
+    """Only these are decoded here: the box decodes all of them, strictly."""
+    names = {kind.__name__ for kind in kinds}
+    return [decode(MountStep, step, "box.steps") for step in plain if step.get("step") in names]  # type: ignore[arg-type]
 
 
 def _kill_members(group: cgroups.RunGroup, members: list[int]) -> None:
@@ -443,10 +489,21 @@ def _name(number: int) -> str:
     return errno.errorcode.get(number, "")
 
 
+def _supervisor() -> socket.socket:
+    """Descriptor 3: the supervisor's end, or from systemd a socket where it is waiting to be accepted."""
+    given = socket.socket(fileno=3)
+    if not given.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        given.set_inheritable(False)
+        return given
+    with given:
+        connection, _ = given.accept()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_MESSAGE * 2)
+    return connection
+
+
 def main() -> None:
-    """Started by sandbox.client with the socket as descriptor 3 and an empty environment."""
-    supervisor = socket.socket(fileno=3)
-    supervisor.set_inheritable(False)
+    """Started by sandbox.client, or by systemd through the folder's __main__, with descriptor 3."""
+    supervisor = _supervisor()
     syscalls.set_process_name("box-launcher")
     os.umask(0o022)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -5,6 +5,7 @@ Never follows a symlink below anything an agent or user can write, and never cre
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from sandbox import spec, syscalls
 
 STAGING = "/proc/bus"
 TEMPLATE = "/proc/fs"
-_LOWER = "/proc/driver"
+LOWER = "/proc/driver"
 """Folders that exist everywhere and below which no worktree, overlay or system folder lies.
 
 A new root, a template and an overlay's lower layer cover them, in the box's or the launcher's own
@@ -39,8 +40,8 @@ class Stage:
 
     privileged: made by root, so that files can be mapped to that uid. idmap_fd: a user namespace
     that maps the worktree's owner to it. template: where shared steps have been done already, if
-    anywhere. log_folder_fd is set by the LogFolder step; memfd_noexec by Proc: why it is not armed,
-    or "".
+    anywhere. mounts: what from_host() made, by target, where the host is not seen. log_folder_fd is
+    set by the LogFolder step; memfd_noexec by Proc: why it is not armed, or "".
     """
 
     agent_uid: int
@@ -49,6 +50,7 @@ class Stage:
     template: str = ""
     idmap_fd: int = -1
     root_fd: int = -1
+    mounts: dict[str, int] | None = None
     log_folder_fd: int = -1
     memfd_noexec: str = "not set"
 
@@ -102,13 +104,45 @@ def carry_out(stage: Stage, steps: tuple[spec.MountStep, ...]) -> None:
 
 
 def enter(stage: Stage) -> None:
-    """Make the built tree the root and let the host's tree go."""
-    syscalls.mount_setattr(stage.root_fd, "", set_bits=syscalls.MOUNT_ATTR_RDONLY)
+    """Make the built tree the root and let the host's tree go. Steps may follow until close_root()."""
     os.fchdir(stage.root_fd)
     syscalls.pivot_root(".", ".")
     syscalls.umount(".", syscalls.MNT_DETACH)
-    os.close(stage.root_fd)
     os.chdir("/")
+    stage.staging = ""
+
+
+def close_root(stage: Stage) -> None:
+    """Nothing can be made in the root itself any more."""
+    syscalls.mount_setattr(stage.root_fd, "", set_bits=syscalls.MOUNT_ATTR_RDONLY)
+    os.close(stage.root_fd)
+
+
+FROM_HOST = (spec.Worktree, spec.Bind)
+"""Steps that show something of the host."""
+
+
+def from_host(step: spec.Worktree | spec.Bind, stage: Stage) -> int:
+    """A detached mount, for a process that cannot see the host any more and puts it in its place.
+
+    -1 for something optional that is not there. Raises StepFailed.
+    """
+    try:
+        return _worktree_mount(step, stage) if isinstance(step, spec.Worktree) else _bind_mount(step, stage)
+    except FileNotFoundError as error:
+        if isinstance(step, spec.Bind) and step.optional:
+            return -1
+        raise StepFailed(step, error) from error
+    except OSError as error:
+        raise StepFailed(step, error) from error
+
+
+def _given(step: spec.MountStep, stage: Stage) -> int:
+    assert stage.mounts is not None
+    try:
+        return stage.mounts.pop(step.target)
+    except KeyError:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), step.target) from None
 
 
 def _make_folder(path: str, mode: int = 0o755) -> None:
@@ -173,15 +207,18 @@ def _symlink(step: spec.Symlink, stage: Stage) -> None:
 
 def _bind(step: spec.Bind, stage: Stage) -> None:
     try:
-        mount = syscalls.open_tree(
-            syscalls.AT_FDCWD,
-            step.source,
-            syscalls.OPEN_TREE_CLONE | syscalls.OPEN_TREE_CLOEXEC | syscalls.AT_RECURSIVE,
-        )
+        mount = _bind_mount(step, stage) if stage.mounts is None else _given(step, stage)
     except FileNotFoundError:
         if step.optional:
             return
         raise
+    _make_room(mount, step.target, stage)
+    stage.attach(mount, step.target)
+
+
+def _bind_mount(step: spec.Bind, stage: Stage) -> int:
+    flags = syscalls.OPEN_TREE_CLONE | syscalls.OPEN_TREE_CLOEXEC | syscalls.AT_RECURSIVE
+    mount = syscalls.open_tree(syscalls.AT_FDCWD, step.source, flags)
     attributes = _QUIET | syscalls.MOUNT_ATTR_RDONLY
     attributes |= 0 if step.executable else syscalls.MOUNT_ATTR_NOEXEC
     if step.mapped and stage.privileged:
@@ -194,8 +231,7 @@ def _bind(step: spec.Bind, stage: Stage) -> None:
         )
     else:
         syscalls.mount_setattr(mount, "", set_bits=attributes, recursive=True)
-    _make_room(mount, step.target, stage)
-    stage.attach(mount, step.target)
+    return mount
 
 
 def _make_room(mount: int, target: str, stage: Stage) -> None:
@@ -315,16 +351,20 @@ def _empty_file(stage: Stage) -> int:
 
 
 def _worktree(step: spec.Worktree, stage: Stage) -> None:
+    mount = _worktree_mount(step, stage) if stage.mounts is None else _given(step, stage)
+    _folders_to(step.target, stage)
+    stage.attach(mount, step.target)
+
+
+def _worktree_mount(step: spec.Worktree, stage: Stage) -> int:
     attributes = _QUIET | (0 if step.executable else syscalls.MOUNT_ATTR_NOEXEC)
     tree = _mapped_tree(step, stage, attributes)
-    _folders_to(step.target, stage)
     if step.upper is None or step.work is None:
-        stage.attach(tree, step.target)
-        return
-    # In the old root: it goes with it, and overlayfs keeps its own clone.
-    syscalls.move_mount(tree, syscalls.AT_FDCWD, _LOWER)
+        return tree
+    # overlayfs wants a path, and keeps a clone of its own of what is there.
+    syscalls.move_mount(tree, syscalls.AT_FDCWD, LOWER)
     os.close(tree)
-    stage.attach(_overlay(_LOWER, step.upper, step.work, stage, attributes), step.target)
+    return _overlay(LOWER, step.upper, step.work, stage, attributes)
 
 
 def _mapped_tree(step: spec.Worktree, stage: Stage, attributes: int) -> int:

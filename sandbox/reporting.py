@@ -17,7 +17,7 @@ from typing import Any
 from sandbox.spec import Control
 
 MESSAGE_BYTES = 1 << 18
-MAX_DESCRIPTORS = 8
+MAX_DESCRIPTORS = 32
 
 
 class NotArmed(Exception):

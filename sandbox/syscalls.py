@@ -33,9 +33,11 @@ _NR_LANDLOCK_RESTRICT_SELF = 446
 _MACHINE = os.uname().machine
 _NR_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}.get(_MACHINE, -1)
 _NR_RT_SIGACTION = {"x86_64": 13, "aarch64": 134}.get(_MACHINE, -1)
+_NR_STATX = {"x86_64": 332, "aarch64": 291}.get(_MACHINE, -1)
 
 # include/uapi/linux/sched.h
 CLONE_NEWTIME = 0x00000080
+_CLONE_VM = 0x00000100
 CLONE_PIDFD = 0x00001000
 CLONE_NEWNS = 0x00020000
 CLONE_NEWCGROUP = 0x02000000
@@ -74,6 +76,11 @@ RESOLVE_NO_MAGICLINKS = 0x02
 RESOLVE_NO_SYMLINKS = 0x04
 RESOLVE_BENEATH = 0x08
 
+# include/uapi/linux/stat.h: struct statx begins with the mask, the birth time is at byte 80.
+_STATX_BTIME = 0x00000800
+_STATX_BYTES = 256
+_STATX_BTIME_AT = 80
+
 # include/uapi/linux/prctl.h
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
@@ -94,6 +101,8 @@ _PTRACE_SECCOMP_GET_FILTER = 0x420C
 _WALL = 0x40000000
 _STOP_PATIENCE_S = 0.25
 _STOP_AT_ONCE_S = 0.0002  # it sleeps in a call, and stops in less than a pause of ours would take
+
+_SLEEPER_STACK = 16384
 
 _LANDLOCK_CREATE_RULESET_VERSION = 1
 _LANDLOCK_RULE_PATH_BENEATH = 1
@@ -154,6 +163,25 @@ def clone3(flags: int, cgroup_fd: int = -1) -> tuple[int, int]:
     if pid < 0:
         raise OSError(number, os.strerror(number), "clone3")
     return pid, pidfd.value
+
+
+class Sleeper:
+    """A process in a new user namespace that only sleeps, in our memory and on a stack of its own.
+
+    A fork would copy our page tables, and have us copy every page that we write to afterwards.
+    """
+
+    def __init__(self) -> None:
+        self._stack = ctypes.create_string_buffer(_SLEEPER_STACK)
+        top = (ctypes.addressof(self._stack) + _SLEEPER_STACK) & ~15
+        pause = ctypes.cast(_libc.pause, ctypes.c_void_p)
+        flags = _CLONE_VM | CLONE_NEWUSER | 17  # SIGCHLD
+        self.pid = _check(_libc.clone(pause, ctypes.c_void_p(top), ctypes.c_int(flags), None), "clone")
+
+    def end(self) -> None:
+        """The stack may go only after it: it is a child of ours, so its number is not used again."""
+        os.kill(self.pid, 9)
+        os.waitpid(self.pid, 0)
 
 
 def unshare(flags: int) -> None:
@@ -354,6 +382,16 @@ def openat2(directory: int, path: str, flags: int, resolve: int, mode: int = 0) 
     how = struct.pack("=3Q", flags | os.O_CLOEXEC, mode, resolve)
     buffer = ctypes.create_string_buffer(how, len(how))
     return _call(path, _NR_OPENAT2, ctypes.c_int(directory), _path(path), buffer, ctypes.c_size_t(len(how)))
+
+
+def birth_time_ns(fd: int) -> int:
+    """When an open file was made (statx(2), since 4.11); 0 where its file system does not say."""
+    buffer = ctypes.create_string_buffer(_STATX_BYTES)
+    arguments = (ctypes.c_int(fd), _path(""), ctypes.c_int(AT_EMPTY_PATH), ctypes.c_uint(_STATX_BTIME))
+    _call("statx", _NR_STATX, *arguments, buffer)
+    (mask,) = struct.unpack_from("=I", buffer)
+    seconds, nanoseconds = struct.unpack_from("=qI", buffer, _STATX_BTIME_AT)
+    return int(seconds * 10**9 + nanoseconds) if mask & _STATX_BTIME else 0
 
 
 # ---------------------------------------------------------------- Landlock

@@ -50,6 +50,11 @@ class Template:
         self._of = ""
         self._fresh_namespace()
 
+    def tidy(self) -> None:
+        """Let lower layers go that overlays have been made of: each overlay has a clone of its own."""
+        while os.path.ismount(mounts.LOWER):
+            syscalls.umount(mounts.LOWER, syscalls.MNT_DETACH)
+
     def _build(self, base: Base) -> None:
         self.forget()
         stage = mounts.Stage(agent_uid=0, privileged=True, staging=mounts.TEMPLATE)
@@ -65,3 +70,6 @@ class Template:
         self._stale = False
         syscalls.setns(self._host, syscalls.CLONE_NEWNS)
         syscalls.unshare(syscalls.CLONE_NEWNS)
+        # What we mount here must not appear on the host.
+        private = syscalls.MS_PRIVATE
+        syscalls.mount_setattr(syscalls.AT_FDCWD, "/", propagation=private, recursive=True)

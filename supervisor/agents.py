@@ -21,8 +21,8 @@ DEFAULT_KIND = "sdk"
 class AgentKind:
     """One program. environment and files are fixed; with_models makes the files that list the models.
 
-    speaks: the upstream API it needs. start: how it is run without a person. note: what else its
-    user must know. Seen: the version that a test ran or that the settings were read from.
+    speaks: the upstream API it needs. start: how it is run without a person, MODEL and … to be filled
+    in. upstreams, models: for a profile to begin with. note: what else its user must know.
     """
 
     name: str
@@ -31,6 +31,8 @@ class AgentKind:
     start: str
     environment: dict[str, str]
     files: dict[str, str]
+    upstreams: tuple[str, ...] = ("openai",)
+    models: tuple[str, ...] = ("gpt-*",)
     with_models: Callable[[Sequence[str]], dict[str, str]] = lambda _: {}
     note: str = ""
 
@@ -56,6 +58,8 @@ _LITELLM = {"ANTHROPIC_API_BASE": GATEWAY_URL, "LITELLM_LOCAL_MODEL_COST_MAP": "
 _CODEX = f"""\
 model_provider = "supervisor"
 check_for_update_on_startup = false
+# A tool that runs at the provider: the gateway forwards those only where a profile bounds their uses.
+web_search = "disabled"
 # The box is the sandbox; a second one inside cannot be made.
 sandbox_mode = "danger-full-access"
 approval_policy = "never"
@@ -84,6 +88,16 @@ _GEMINI_SETTINGS = {
     "telemetry": {"enabled": False},
 }
 
+# aider commits, and without an identity it writes one into .git/config, which profiles protect.
+_GIT_IDENTITY = """\
+[user]
+name = agent
+email = agent@localhost
+"""
+
+# A list of prices that it fetches unless it has one; it then takes those of its own installation.
+_AIDER_PRICES = ".aider/caches/model_prices_and_context_window.json"
+
 
 def _json(value: object) -> str:
     return msgspec.json.format(msgspec.json.encode(value)).decode() + "\n"
@@ -102,7 +116,13 @@ def _opencode(models: Sequence[str]) -> dict[str, str]:
         "share": "disabled",
         "provider": {"supervisor": provider},
     }
-    return {".config/opencode/opencode.json": _json(settings)}
+    # It installs its plugin package beside its settings, unless a lock says that it has been.
+    lock = {"packages": {"": {"dependencies": {"@opencode-ai/plugin": "*"}}}}
+    return {
+        ".config/opencode/opencode.json": _json(settings),
+        ".config/opencode/package-lock.json": _json(lock),
+        ".config/opencode/node_modules/.supervisor": "\n",
+    }
 
 
 KINDS: dict[str, AgentKind] = {
@@ -115,6 +135,8 @@ KINDS: dict[str, AgentKind] = {
             start="python3 agent.py",
             environment=_ANTHROPIC | _OPENAI | _GEMINI,
             files={},
+            upstreams=("anthropic", "openai", "gemini"),
+            models=("claude-*", "gpt-*", "gemini-*"),
             note="what a profile with the gateway gets when it names no kind",
         ),
         AgentKind(
@@ -131,6 +153,8 @@ KINDS: dict[str, AgentKind] = {
                 "DISABLE_ERROR_REPORTING": "1",
             },
             files={},
+            upstreams=("anthropic",),
+            models=("claude-*",),
             note="its own permission prompts cannot be answered; the box and the caps bound it instead",
         ),
         AgentKind(
@@ -149,6 +173,8 @@ KINDS: dict[str, AgentKind] = {
             start='gemini --yolo -m MODEL -p "…"',
             environment=_GEMINI | {"GEMINI_CLI_NO_RELAUNCH": "true"},
             files={".gemini/settings.json": _json(_GEMINI_SETTINGS)},
+            upstreams=("gemini",),
+            models=("gemini-*",),
             note="without -m it asks a router model first, which gateway.models must then allow too",
         ),
         AgentKind(
@@ -163,18 +189,28 @@ KINDS: dict[str, AgentKind] = {
                 "AIDER_CHECK_UPDATE": "false",
                 "AIDER_ANALYTICS_DISABLE": "true",
                 "AIDER_SHOW_RELEASE_NOTES": "false",
+                "AIDER_GITIGNORE": "false",
             },
-            files={},
+            files={".gitconfig": _GIT_IDENTITY, _AIDER_PRICES: _json({"none": {}})},
+            note="anthropic/MODEL instead asks the upstream anthropic; commit messages are written by a "
+            "smaller model, which gateway.models must allow too",
         ),
         AgentKind(
             name="opencode",
             title="opencode",
             speaks="openai-chat",
             start='opencode run -m supervisor/MODEL "…"',
-            environment={"OPENCODE_DISABLE_MODELS_FETCH": "1", "OPENCODE_DISABLE_AUTOUPDATE": "1"},
+            environment={
+                "OPENCODE_DISABLE_MODELS_FETCH": "1",
+                "OPENCODE_DISABLE_AUTOUPDATE": "1",
+                "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
+                "OPENCODE_DISABLE_SHARE": "1",
+            },
             files={},
+            models=("gpt-5-mini",),
             with_models=_opencode,
-            note="models are offered by their names in gateway.models; patterns with * are not offered",
+            note="models are offered by their names in gateway.models, patterns with * are not; with ripgrep "
+            "in /usr it does not try to fetch it",
         ),
         AgentKind(
             name="mini-swe-agent",
@@ -186,6 +222,7 @@ KINDS: dict[str, AgentKind] = {
             | _LITELLM
             | {"MSWEA_COST_TRACKING": "ignore_errors", "MSWEA_CONFIGURED": "true"},
             files={},
+            note="anthropic/MODEL instead asks the upstream anthropic",
         ),
     )
 }

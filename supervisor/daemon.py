@@ -15,16 +15,18 @@ from zoneinfo import ZoneInfo
 
 from sandbox.client import LauncherClient
 from supervisor import workers
+from supervisor.audit.records import Decision
+from supervisor.audit.trail import Trail
 from supervisor.booking import BookingClock
 from supervisor.clock import CLOCK_JUMP, Clock, SystemClock, boot_id, rfc3339
 from supervisor.config import Config
-from supervisor.errors import NotFound, StateError, UsageError
+from supervisor.errors import NotFound, StateError, SupervisorError, UsageError
 from supervisor.events import EventKind
 from supervisor.identifiers import new_ulid
 from supervisor.leases import Leases
 from supervisor.limits.charges import Booking
 from supervisor.logs.redact.known import KnownSecrets
-from supervisor.paths import Paths
+from supervisor.paths import Paths, launcher_socket
 from supervisor.profile.schema import Profile
 from supervisor.runs.life import LiveRun, Order, Step, Surroundings
 from supervisor.runs.reasons import StopRequest, kill_request
@@ -67,6 +69,7 @@ class Supervisor:
         self.store: Store
         self.recorder: Recorder
         self.launcher: LauncherClient
+        self.audit: Trail
         self._on_step = on_step
         self._stack = AsyncExitStack()
         self._tasks: asyncio.TaskGroup
@@ -97,7 +100,9 @@ class Supervisor:
         """The order matters: the launcher before any thread, the lock before the row, then tidy up."""
         if self.kind == "daemon":
             self._be_the_only_daemon()
-        self.launcher = await self._stack.enter_async_context(LauncherClient(self.paths.namespace_key))
+        self.launcher = await self._stack.enter_async_context(self._launcher_client())
+        self.audit = Trail(self.paths.audit)
+        self._stack.callback(self._end_audit)
         lock = workers.hold(workers.lock_path(self.paths, self.worker_id))
         self._stack.callback(self._let_go, lock)
         location = self.config.store_location(self.paths.database)
@@ -114,11 +119,23 @@ class Supervisor:
         self._stack.push_async_callback(self._close_hub)
         self._register()
         self._stack.callback(self._unregister)
+        self.audit.decide(Decision.SUPERVISOR_STARTED, self._about_us())
         self.lost = await reconcile(self.paths, self.store, self.launcher, self.clock)
+        for run in self.lost:
+            detail = {"reason": run.reason, "by": run.reason_by, "totals": run.totals}
+            self.audit.decide(Decision.RUN_LOST, detail, run.run_id, run.ticket)
         self._tasks = await self._stack.enter_async_context(asyncio.TaskGroup())
         for watch in (self._watch_stops(), self._watch_clock(), self.leases.keep()):
             self._stack.callback(self._tasks.create_task(watch).cancel)
         self._stack.push_async_callback(self._end_runs)
+
+    def _about_us(self) -> dict[str, object]:
+        about = {"worker_id": self.worker_id, "kind": self.kind, "host": socket.gethostname()}
+        return {**about, "pid": os.getpid(), "uid": os.getuid(), "boot_id": boot_id()}
+
+    def _end_audit(self) -> None:
+        self.audit.decide(Decision.SUPERVISOR_STOPPED, {"worker_id": self.worker_id, "kind": self.kind})
+        self.audit.close()
 
     def _keep_time(self) -> None:
         """By which clock charges are booked and leases end: the database's, where hosts share one."""
@@ -154,6 +171,10 @@ class Supervisor:
         for key, value in self.booking.look(settings).items():
             if key == CLOCK_JUMP or self.kind != "foreground":
                 store.set_setting(key, value)
+
+    def _launcher_client(self) -> LauncherClient:
+        at = launcher_socket() if self.kind == "daemon" else ""
+        return LauncherClient(self.paths.namespace_key, at=at)
 
     def _be_the_only_daemon(self) -> None:
         try:
@@ -201,7 +222,20 @@ class Supervisor:
     # ------------------------------------------------------------ runs
 
     async def launch(self, order: Order) -> LiveRun:
-        """Write the run down and start its life. Raises UsageError for a ticket that runs already."""
+        """Write the run down and start its life; a refusal is written down too.
+
+        Raises UsageError for a ticket that runs already, StateError.
+        """
+        try:
+            return await self._launch(order)
+        except SupervisorError as error:
+            detail = {"why": error.message, "profile": order.loaded.profile.name, "project": order.project}
+            self.audit.decide(Decision.RUN_REFUSED, detail, ticket=order.ticket)
+            raise
+
+    async def _launch(self, order: Order) -> LiveRun:
+        if not self.audit.ready:
+            await asyncio.to_thread(self.audit.check)
         if order.claim is None:
             self._refuse_when_paused(order.project)
         if self._closing:
@@ -220,6 +254,7 @@ class Supervisor:
             worker_id=self.worker_id,
             stop_is_wanted=self.stop_is_wanted,
             spending=self._spending_of,
+            audit=self.audit,
             on_step=self._on_step,
         )
         live = LiveRun(order, around, run)
@@ -229,6 +264,8 @@ class Supervisor:
         except BaseException:
             os.rmdir(folder)
             raise
+        self.audit.event(created)
+        self.audit.decide(Decision.RUN_ADMITTED, _terms(live), run.run_id, run.ticket)
         order.on_event(created)
         self.runs[order.ticket] = live
         self._tasks.create_task(self._live(live))
@@ -369,6 +406,19 @@ class Supervisor:
         flags = await asyncio.to_thread(self._flags.look, list(live))
         for ticket, note in flags.items():
             live[ticket].request_stop(kill_request("database_flag", note=note))
+
+
+def _terms(live: LiveRun) -> dict[str, object]:
+    """Under which profile and limits a run may start."""
+    run = live.run
+    about: dict[str, object] = {"profile": run.profile, "profile_digest": run.profile_digest}
+    return {
+        **about,
+        "project": run.project,
+        "worktree": run.worktree,
+        "fence": run.fence,
+        "limits": run.limits,
+    }
 
 
 def _model_limits(profile: Profile) -> dict[str, int | float]:

@@ -3,6 +3,7 @@ May touch nothing.
 Never carries a secret: messages reach terminals, logs and the database.
 
 SupervisorError                     64 is free for the agent's own codes; see runs/reasons.py
+├── AuditBroken             exit 1  the audit trail is not as it was written
 ├── UsageError              exit 2  the command line, a profile, a ticket key
 │   └── ProfileError                with file and line where they are known
 ├── NotFound                exit 3  no such ticket, run or profile
@@ -25,6 +26,12 @@ class SupervisorError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+
+
+class AuditBroken(SupervisorError):
+    """A record of the audit trail was altered, or is missing; the message names the first one."""
+
+    exit_code = 1
 
 
 class UsageError(SupervisorError):

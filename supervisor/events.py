@@ -30,6 +30,7 @@ class EventKind(StrEnum):
     METER_PROBLEM = "meter_problem"
     OUTPUT_DROPPED = "output_dropped"
     LOG_REFUSED = "log_refused"
+    LOG_GAP = "log_gap"
     WORKTREE_APPLIED = "worktree_applied"
 
 
@@ -48,6 +49,7 @@ MEANING: dict[EventKind, str] = {
     EventKind.METER_PROBLEM: "something about a call's figures that an operator should know",
     EventKind.OUTPUT_DROPPED: "output past the limits was counted and thrown away",
     EventKind.LOG_REFUSED: "a log file of the agent is not a plain file and was not read",
+    EventKind.LOG_GAP: "a log file was truncated or rewritten; what nobody had read of it by then is gone",
     EventKind.WORKTREE_APPLIED: "changes were carried over to the host's tree, or refused",
 }
 

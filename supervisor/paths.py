@@ -52,6 +52,10 @@ class Paths:
         return f"{self.state}/runs/{run_id}"
 
     @property
+    def audit(self) -> str:
+        return f"{self.state}/audit"
+
+    @property
     def namespace_key(self) -> str:
         """Names this state's cgroups apart from those of another state on the same host."""
         import hashlib  # a command that only asks does not need it
@@ -62,6 +66,11 @@ class Paths:
 def system_socket() -> str:
     """Where root's daemon listens by default; members of its control group look here too."""
     return f"{_SYSTEM_RUN}/control.sock"
+
+
+def launcher_socket() -> str:
+    """Where the daemon finds a launcher that systemd starts; "" is a child of its own (the unit says it)."""
+    return os.environ.get("SUPERVISOR_LAUNCHER", "")
 
 
 def locate() -> Paths:

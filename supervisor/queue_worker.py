@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from supervisor.audit.records import Decision
 from supervisor.control.server import make_order
 from supervisor.daemon import Supervisor
 from supervisor.errors import NotStarted, StateError, SupervisorError, UsageError
@@ -135,6 +136,8 @@ class QueueWorker:
     async def _run(self, claimed: Claimed) -> None:
         """One ticket, from its claim to the end of its run."""
         self._why_idle = None
+        about = {"fence": claimed.fence, "project": claimed.ticket.project}
+        self.supervisor.audit.decide(Decision.TICKET_CLAIMED, about, claimed.run_id, claimed.ticket.key)
         self.watcher.claimed(claimed)
         try:
             live = await self._start(claimed)

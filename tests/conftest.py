@@ -15,6 +15,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent / "box"))
 sys.path.insert(0, str(Path(__file__).parent / "store"))
 sys.path.insert(0, str(Path(__file__).parent / "gateway"))
+sys.path.insert(0, str(Path(__file__).parent / "supervision"))
 
 from boxlab import Lab, make_repository, remove_tree, scratch_folder
 from in_a_loop import pytest_pyfunc_call as pytest_pyfunc_call
@@ -22,7 +23,7 @@ from pgserver import Server, running
 
 from supervisor.store.store import Store, open_store
 
-_NEED_ROOT = ("box", "docs", "security", "supervision")
+_NEED_ROOT = ("agents", "box", "docs", "security", "supervision")
 _HERE = Path(__file__).parent
 _left_out: list[str] = []
 

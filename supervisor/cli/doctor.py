@@ -1,5 +1,5 @@
 """Owns the command that says what this host can arm, by arming it.
-May touch one real box of its own, killed at the end, and a folder in the temporary directory.
+May touch two real boxes of its own, killed at the end, and folders in the temporary directory.
 Never judges by versions: what cannot be tried is not shown as armed.
 """
 
@@ -21,6 +21,7 @@ from supervisor.errors import SupervisorError
 from supervisor.profile.units import show_duration
 
 _TREE = 50
+_SHOWN = 5
 _FORKS = f"""
 import os, signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -65,9 +66,9 @@ _EXPLAIN = {
 @click.command()
 @json_option
 def doctor(as_json: bool) -> int:
-    """Make a real box, look at it from outside, kill it, and show what is armed on this host.
+    """Make a real box, look at it from outside, kill it, try to get out of a second; show what is armed.
 
-    Exit code 0 when the shipped profiles can run here, 1 when they cannot.
+    Exit code 0 when the shipped profiles can run here and nothing got out, 1 otherwise.
     """
     found = asyncio.run(_examine())
     if as_json:
@@ -94,7 +95,10 @@ async def _examine() -> dict[str, Any]:
         controls.append({"name": str(control), "armed": control in armed, "detail": detail})
     if kill:
         controls.append(kill)
-    ok = not problem and all(row["armed"] for row in controls if row["name"] in _required() | {"kill"})
+    if not problem:
+        controls.append(await _try_to_get_out(armed))
+    needed = _required() | {"kill", "probes"}
+    ok = not problem and all(row["armed"] for row in controls if row["name"] in needed)
     return {"host": _host(), "controls": controls, "ok": ok, "problem": problem}
 
 
@@ -170,9 +174,33 @@ async def _try_box(folder: str) -> tuple[list[str], dict[str, str], dict[str, An
             kill = {"name": "kill", "armed": emptied is not None, "detail": said}
             return box.armed, box.missing, kill, "; ".join(wrong)
     except BoxError as error:
-        return [], {}, None, f"{error.control}: {error.message}" if error.control else error.message
+        said = f"{error.control}: {error.message}" if error.control else error.message
+        return [], {}, None, f"{said}; {error.hint}" if error.hint else said
     except SupervisorError as error:
         return [], {}, None, error.message
+
+
+async def _try_to_get_out(armed: list[str]) -> dict[str, Any]:
+    """The probes of `profile verify`, in a box that requires whatever this host can arm."""
+    from dataclasses import replace
+
+    import msgspec
+
+    from supervisor.profile.load import load
+    from supervisor.verify.verify import verify
+
+    base = load("base")
+    profile = msgspec.structs.replace(base.profile, require=sorted(armed))
+    try:
+        found = await verify(replace(base, profile=profile))
+    except SupervisorError as error:
+        return {"name": "probes", "armed": False, "detail": error.message}
+    tried = [result for result in found.probes if result.tried]
+    wrong = [result.probe.attempt for result in tried if not result.passed]
+    wrong += [f"the witness {name} was reached" for name in found.witnesses]
+    shown = ", ".join(wrong[:_SHOWN]) + (f" and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else "")
+    detail = f"{len(tried)} attempts to get out or to see too much, none succeeds"
+    return {"name": "probes", "armed": not wrong, "detail": shown or detail}
 
 
 def _print(found: dict[str, Any]) -> None:

@@ -13,6 +13,8 @@ _ELSEWHERE: dict[str, tuple[str, str]] = {
     "lint": ("supervisor.cli.profile_audit", "lint"),
     "diff": ("supervisor.cli.profile_audit", "diff"),
     "score": ("supervisor.cli.profile_audit", "score"),
+    "verify": ("supervisor.cli.verify", "verify"),
+    "check-report": ("supervisor.cli.verify", "check_report"),
 }
 
 

@@ -79,6 +79,11 @@ class LiveView:
             self._left = detail.get("budget_left", {})
             text = output.visible(money_text.iteration(detail), always=True)
             self._print(f"{output.dim(output.time_of_day(event['at']))}  {text}")
+        elif kind == EventKind.AGENT_EVENT:
+            said = money_text.agent_said(detail)
+            if said:
+                text = output.visible(output.shorten(said, output.width() - 10), always=True)
+                self._print(f"{output.dim(output.time_of_day(event['at']))}  {text}")
         elif kind == EventKind.CALL_REFUSED:
             text = output.visible(money_text.refused(detail), always=True)
             self._print(f"{output.dim(output.time_of_day(event['at']))} {output.bad(text)}")
@@ -87,6 +92,8 @@ class LiveView:
         elif kind == EventKind.STOP_REQUESTED:
             said = detail.get("note") or detail.get("who") or ""
             self._stopping = f"stopping ({detail['by']}{': ' + said if said else ''})"
+        elif kind == EventKind.LOG_GAP:
+            self._print(output.bad(f"log file {detail['file']}: {detail['why']}, lines may be missing"))
         elif kind == EventKind.LOG_REFUSED:
             self._print(output.bad(f"log file {detail['file']} is not a plain file and is not read"))
 

@@ -1,4 +1,4 @@
-"""Owns the commands that only look: ps, status, logs, events, report.
+"""Owns the commands that only look: ps, status, logs, events.
 May touch what Access reaches, and standard output.
 Never changes anything.
 """
@@ -149,7 +149,7 @@ def _print_attestation(run: dict[str, Any]) -> None:
             " ".join(facts["network"]["devices"]) + f" · {facts['network']['routes']} routes",
             "read back",
         ],
-        ["mounts", f"{len(facts['mounts'])}, none propagates", "read back"],
+        ["mounts", f"{len(facts['mounts'])}, as planned, none propagates", "read back"],
         ["cgroup", " · ".join(f"{k}={v}" for k, v in facts["cgroup"].items()) or output.NONE, "read back"],
     ]
     output.table([["CLAIM", "VALUE", "HOW"], *rows])
@@ -214,28 +214,3 @@ def _all_events(access: Access, ticket: str, follow: bool) -> Any:
             return
         if not more:
             time.sleep(_FOLLOW_EVERY_S)
-
-
-@click.command()
-@click.option("--since", default="7d", show_default=True, help='A span like "12h" or an instant.')
-@json_option
-def report(since: str, as_json: bool) -> None:
-    """How runs ended: each reason with its share, and what it usually took."""
-    with open_access() as access:
-        found = access.query("report", since=since)
-    if as_json:
-        output.print_json(found)
-        return
-    if not found["runs"]:
-        output.say(f"no run ended since {found['since']}")
-        return
-    output.say(
-        f"{found['runs']} runs · {found['tickets']} tickets · {show_duration(found['seconds'])}"
-        f" · {found['redacted']} secrets redacted"
-    )
-    longest = max(row["runs"] for row in found["reasons"])
-    for row in found["reasons"]:
-        blocks = "▇" * max(1, round(24 * row["runs"] / longest))
-        who = ", ".join(f"{count} {by}" for by, count in row["by"].items() if by not in ("agent", ""))
-        tail = f"median {show_duration(row['median_seconds'])}" + (f" · {who}" if who else "")
-        output.say(f"{row['reason']:<20} {row['runs']:>4}  {blocks:<24} {row['share'] * 100:>3.0f} %  {tail}")

@@ -26,7 +26,8 @@ _COMMANDS: dict[str, tuple[str, str, str]] = {
     "spend": ("supervisor.cli.spend", "spend", "What a day has cost, what is held, what is left."),
     "tickets": ("supervisor.cli.tickets", "tickets", "The queue: add, list, requeue."),
     "work": ("supervisor.cli.work", "work", "Claim tickets from the queue and run an agent for each."),
-    "report": ("supervisor.cli.look", "report", "How runs ended."),
+    "audit": ("supervisor.cli.audit", "audit", "The trail of decisions: verify, show, export, key."),
+    "report": ("supervisor.cli.report", "report", "How runs ended, and what they cost."),
     "diff": ("supervisor.cli.changes", "diff", "What a run changed in its overlay."),
     "apply": ("supervisor.cli.changes", "apply", "Carry a run's changes over to the worktree, vetted."),
     "discard": ("supervisor.cli.changes", "discard", "Throw a run's changes away."),
@@ -34,6 +35,8 @@ _COMMANDS: dict[str, tuple[str, str, str]] = {
     "agents": ("supervisor.cli.agents", "agents", "How known agent programs are pointed at the gateway."),
     "doctor": ("supervisor.cli.doctor", "doctor", "Make a real box and show what is armed on this host."),
     "profile": ("supervisor.cli.profile", "profile", "Look at profiles: list, explain, lint, diff, score."),
+    "install": ("supervisor.cli.install", "install", "Set the daemon up on this host, as root."),
+    "uninstall": ("supervisor.cli.install", "uninstall", "Take it off again; --purge its state too."),
     "redact": ("supervisor.cli.redact", "redact", "Take secrets out of text: a filter, or files."),
     "completion": ("supervisor.cli.completion", "completion", "Print the completion script for a shell."),
 }

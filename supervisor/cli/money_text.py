@@ -58,17 +58,40 @@ def used(totals: dict[str, Any]) -> list[str]:
     return parts
 
 
-def iteration(detail: dict[str, Any]) -> str:
-    """One line of the live view for an iteration event, the gateway's or the agent's own."""
+def _call(detail: dict[str, Any], mark: str) -> str:
+    """What was called, with what, how it went and how long it took."""
     args = detail.get("args")
-    said = " ".join(str(value) for value in args.values()) if isinstance(args, dict) else str(args or "")
+    said = " ".join(_word(value) for value in args.values()) if isinstance(args, dict) else str(args or "")
     name = str(detail.get("tool") or detail.get("model") or "")
     outcome = str(detail.get("outcome", ""))
-    left = [f"#{detail.get('iteration', '?')}", name, said, "" if outcome == "ok" else outcome]
+    left = [mark, name, said, "" if outcome == "ok" else outcome]
     took = detail.get("duration_ms")
-    if isinstance(took, int | float):
+    if isinstance(took, int | float) and took:
         left.append(show_duration(took / 1000))
-    text = "  ".join(part for part in left if part)
+    return "  ".join(part for part in left if part)
+
+
+def _word(value: object) -> str:
+    """Contents are known by their size only."""
+    if isinstance(value, dict) and value.keys() == {"bytes"}:
+        return f"({value['bytes']} bytes)"
+    return str(value)
+
+
+def agent_said(detail: dict[str, Any]) -> str:
+    """One line for what an agent's own log tells beside the calls: tools, words, errors; "" for none."""
+    said = detail.get("said")
+    if said in ("tool", "iteration"):
+        return _call(detail, " ·") if detail.get("tool") else ""
+    if said in ("message", "error"):
+        text = " ".join(str(detail.get("text", "")).split())
+        return f"{' !' if said == 'error' else ' “'}  {text}" if text else ""
+    return ""
+
+
+def iteration(detail: dict[str, Any]) -> str:
+    """One line of the live view for an iteration event, the gateway's or the agent's own."""
+    text = _call(detail, f"#{detail.get('iteration', '?')}")
     tokens = [detail.get("tokens_in"), detail.get("tokens_out")]
     right = []
     if all(isinstance(count, int) for count in tokens):

@@ -5,6 +5,8 @@ Never judges a profile.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 import msgspec
 
@@ -13,10 +15,12 @@ from supervisor.cli import output
 from supervisor.cli.access import complete_profile
 from supervisor.cli.lazy import LazyCommands
 from supervisor.cli.look import json_option
-from supervisor.limits.money import show_usd
+from supervisor.profile.claims import Claim, claims_of
 from supervisor.profile.load import load, shipped
-from supervisor.profile.schema import Profile
 from supervisor.runs import boxing
+
+_LABEL = 17
+_TEXT_ROOM = 62
 
 
 @click.group(cls=LazyCommands)
@@ -39,62 +43,62 @@ def list_(as_json: bool) -> None:
 @click.argument("reference", metavar="PROFILE", shell_complete=complete_profile)
 @click.option("--worktree", default=".", help="The folder to plan for.")
 @click.option("--plan", "show_plan", is_flag=True, help="Also the mount steps, as they will be carried out.")
+@click.option(
+    "--html", "html", type=click.Path(dir_okay=False), help="Write one self-contained page instead."
+)
 @json_option
-def explain(reference: str, worktree: str, show_plan: bool, as_json: bool) -> None:
-    """What an agent may see, write and use under a profile; with --plan the steps that make it so."""
+def explain(reference: str, worktree: str, show_plan: bool, html: str | None, as_json: bool) -> None:
+    """What an agent may see, write, run, reach and spend, and which line of which file says so.
+
+    With --plan also the very steps that make it so; with --html one page for a reviewer, findings of
+    lint included.
+    """
     loaded = load(reference)
-    kept = loaded.profile
+    claims = claims_of(loaded)
+    if html is not None:
+        from supervisor.cli.profile_page import write_page
+
+        write_page(html, loaded, claims)
+        if not as_json:
+            output.say(f"{html}  written")
+            return
     if as_json:
         output.print_json(
-            {"digest": loaded.digest, "sources": loaded.sources, "profile": msgspec.to_builtins(kept)}
+            {
+                "digest": loaded.digest,
+                "sources": loaded.sources,
+                "claims": [_claim_data(claim) for claim in claims],
+                "profile": msgspec.to_builtins(loaded.profile),
+            }
         )
         return
-    files, limits = kept.files, kept.limits
-    overlay = files.worktree == "overlay"
-    rows = [
-        ["may read", " ".join(["/usr", "parts of /etc", *files.read]) + " (read-only) and the worktree"],
-        [
-            "may write",
-            f"the worktree ({'overlay: applied later, vetted' if overlay else 'directly'}), /tmp, home",
-        ],
-        ["never", " ".join([*files.protect, *(f"(hidden) {p}" for p in files.hide)])],
-        ["may run", f"programs in /usr{_in_worktree(files.executable)}"],
-        ["may reach", _reach(kept)],
-        ["may spend", _spend(kept)],
-        ["may use", output.limits_text(msgspec.structs.asdict(limits))],
-        ["requires", " ".join(sorted(map(str, boxing.required_controls(kept))))],
-        ["from", " ← ".join(loaded.sources)],
-    ]
-    for name, text in rows:
-        output.say(f"{output.dim(name.ljust(10))}{text}")
+    group = ""
+    for claim in claims:
+        label = claim.group if claim.group != group else ""
+        group = claim.group
+        where = _short_where(claim)
+        if len(claim.text) <= _TEXT_ROOM:
+            output.say(
+                f"{output.dim(label.ljust(_LABEL))}{claim.text.ljust(_TEXT_ROOM)}  {output.dim(where)}"
+            )
+        else:
+            output.say(f"{output.dim(label.ljust(_LABEL))}{claim.text}")
+            output.say(output.dim(f"{'':<{_LABEL + _TEXT_ROOM + 2}}{where}"))
     if show_plan:
         _print_plan(reference, worktree)
 
 
-def _reach(kept: Profile) -> str:
-    if kept.network.mode == "none":
-        return "nothing: a loopback of its own"
-    models, upstreams = " ".join(kept.gateway.models), " ".join(kept.gateway.upstreams)
-    return f"nothing; models {models} of {upstreams} through the gateway on its loopback"
+def _claim_data(claim: Claim) -> dict[str, object]:
+    return {
+        "id": claim.claim_id,
+        "group": claim.group,
+        "text": claim.text,
+        "origins": [{"file": place.file, "line": place.line} for place in claim.origins],
+    }
 
 
-def _spend(kept: Profile) -> str:
-    """Money alone; calls and tokens stand with the other limits."""
-    if kept.network.mode == "none":
-        return "nothing through us; what its own log says is counted, and marked as self-reported"
-    limits, daily = kept.limits, kept.daily
-    amounts = (
-        ("a run", limits.usd_nanos),
-        ("a ticket", limits.ticket_usd_nanos),
-        ("a project and day", daily.project_nanos),
-        ("a day in all", daily.global_nanos),
-    )
-    parts = [f"{show_usd(nanos)} {whose}" for whose, nanos in amounts if nanos is not None]
-    return " · ".join(parts) or "without a limit of this profile; the configuration may have daily caps"
-
-
-def _in_worktree(executable: bool) -> str:
-    return ", and files in the worktree" if executable else "; no file of the worktree directly"
+def _short_where(claim: Claim) -> str:
+    return ", ".join(f"{Path(place.file).name}:{place.line}" for place in claim.origins) or claim.otherwise
 
 
 def _print_plan(reference: str, worktree: str) -> None:

@@ -18,6 +18,7 @@ from supervisor.cli.access import complete_profile
 from supervisor.cli.look import json_option
 from supervisor.config import load_config
 from supervisor.errors import UsageError
+from supervisor.paths import locate
 from supervisor.profile.compare import Change, Direction, compare, is_wider
 from supervisor.profile.lint.model import REGISTRY, Finding, Outcome
 from supervisor.profile.lint.run import host_facts
@@ -238,7 +239,7 @@ def score(reference: str, host: bool, as_json: bool) -> None:
     """
     loaded = load(reference)
     outcome = lint_one(loaded, date.today(), config=load_config(), host=host_facts() if host else None)
-    found = score_of(outcome)
+    found = score_of(outcome, **_verified(loaded.digest))
     if as_json:
         output.print_json(_score_data(loaded, found))
         return
@@ -257,6 +258,16 @@ def score(reference: str, host: bool, as_json: bool) -> None:
         points = f"+{gain.points}" if gain.points else " 0"
         finding = gain.finding
         output.say(f"{label}{points:>3}  {finding.rule.rule_id}  {_place(finding)}  {finding.rule.fix}")
+
+
+def _verified(digest: str) -> dict[str, int]:
+    """What the last verification of this very profile has counted; nothing without one."""
+    from supervisor.verify.reports import latest
+
+    report = latest(locate(), digest) if os.path.isdir(locate().state) else None
+    states = [claim["state"] for claim in report["claims"]] if report else []
+    proved, disproved = states.count("proved"), states.count("disproved")
+    return {"proved": proved, "provable": proved + disproved, "disproved": disproved}
 
 
 def _score_data(loaded: Loaded, found: Score) -> dict[str, Any]:

@@ -16,7 +16,6 @@ import msgspec
 
 from supervisor.cli.output import print_json, table
 from supervisor.errors import SupervisorError, UsageError
-from supervisor.logs.capture import LineSplitter
 from supervisor.logs.redact.known import KnownSecrets
 from supervisor.logs.redact.redactor import Redactor
 from supervisor.logs.redact.table import shipped
@@ -90,9 +89,8 @@ Take = Callable[[list[bytes], list[bytes], list[int], bool], None]
 
 def _filter(fd: int, redactor: Redactor, take: Take) -> int:
     """Everything that can be read, as it comes. How much was redacted."""
-    splitter = LineSplitter(_LONGEST_LINE)
     found = 0
-    for lines, ended in _reads(fd, splitter):
+    for lines, ended in _reads(fd):
         cleaned = redactor.redact_lines(lines)
         counts = [count for _, count in cleaned]
         found += sum(counts)
@@ -100,15 +98,20 @@ def _filter(fd: int, redactor: Redactor, take: Take) -> int:
     return found
 
 
-def _reads(fd: int, splitter: LineSplitter) -> Iterator[tuple[list[bytes], bool]]:
+def _reads(fd: int) -> Iterator[tuple[list[bytes], bool]]:
+    """Whole lines, and whether the last one ended. Raises for a line that would not fit into memory."""
+    held: list[bytes] = []
     while chunk := os.read(fd, _CHUNK):
-        lines, dropped = splitter.feed(chunk)
-        if dropped:
-            raise _Refused(f"a line is longer than {_LONGEST_LINE >> 20} MiB", hint="split it before")
-        if lines:
-            yield lines, True
-    if rest := splitter.rest():
-        yield rest, False
+        head, newline, tail = chunk.rpartition(b"\n")
+        if not newline:
+            held.append(chunk)
+            if len(held) * _CHUNK > _LONGEST_LINE and sum(map(len, held)) > _LONGEST_LINE:
+                raise _Refused(f"a line is longer than {_LONGEST_LINE >> 20} MiB", hint="split it before")
+            continue
+        yield b"".join((*held, head)).split(b"\n"), True
+        held = [tail] if tail else []
+    if held:
+        yield [b"".join(held)], False
 
 
 def _print(_: list[bytes], cleaned: list[bytes], __: list[int], ended: bool) -> None:

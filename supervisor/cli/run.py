@@ -59,6 +59,9 @@ _EXIT_HELP = "\n\n\b\nExit codes: the agent's own, or\n" + "\n".join(
 @click.option(
     "--limit", "limits", multiple=True, metavar="KEY=VALUE", help="A key of [limits] for this run: usd=1.00."
 )
+@click.option(
+    "--verify-first", is_flag=True, help="First try to get out of such a box; a claim that is false ends it."
+)
 @click.option("--here", is_flag=True, help="Supervise it in this process although a daemon answers.")
 @click.option("--detach", is_flag=True, help="Return as soon as the agent was started (needs the daemon).")
 @click.option("--apply", "apply_", is_flag=True, help="If it ends as done, carry its changes over.")
@@ -70,6 +73,7 @@ def run(
     worktree: str,
     project: str,
     limits: tuple[str, ...],
+    verify_first: bool,
     here: bool,
     detach: bool,
     apply_: bool,
@@ -93,6 +97,8 @@ def run(
     }
     if here and detach:
         raise UsageError("--here ends with this command, and --detach does not; give one of them")
+    if verify_first:
+        _verify(profile)
     view = LiveView(paths, wanted["ticket"], quiet=as_json or detach)
     try:
         if (not here and daemon_answers(paths)) or (detach and _daemon_comes_up(paths)):
@@ -112,6 +118,25 @@ def run(
     if as_json:
         output.print_json(ended)
     return _exit_code(ended)
+
+
+def _verify(profile: str) -> None:
+    """Raises NotStarted naming the first claim that is not true on this host."""
+    from supervisor.profile.load import load
+    from supervisor.verify import verify
+
+    found = asyncio.run(verify.verify(load(profile)))
+    for one in found.claims:
+        if one.state is verify.ClaimState.DISPROVED:
+            raise NotStarted(
+                f"the claim {one.claim.claim_id} is not true here: {one.reason}",
+                control=one.claim.claim_id,
+                hint=f"supervisorctl profile verify {profile}",
+            )
+    if found.escapes:
+        raise NotStarted(
+            f"{found.escapes} probes got out of such a box", hint=f"supervisorctl profile verify {profile}"
+        )
 
 
 def _limit(text: str) -> tuple[str, str]:

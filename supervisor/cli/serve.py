@@ -6,9 +6,7 @@ Never forks into the background: that is systemd's work.
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-import socket
 from collections.abc import Coroutine
 from typing import Any
 
@@ -25,7 +23,18 @@ def serve(quiet: bool) -> None:
 
     Ends on TERM or Ctrl-C, and every run of it ends first.
     """
-    asyncio.run(_serve(quiet))
+    asyncio.run(_serve_watched(quiet))
+
+
+async def _serve_watched(quiet: bool) -> None:
+    """Signs of life from the first moment to the last: ending many runs may take longer than one is due."""
+    from supervisor.systemd import keep_watchdog_quiet
+
+    pings = asyncio.create_task(keep_watchdog_quiet())
+    try:
+        await _serve(quiet)
+    finally:
+        pings.cancel()
 
 
 async def _serve(quiet: bool) -> None:
@@ -33,20 +42,25 @@ async def _serve(quiet: bool) -> None:
     from supervisor.control.server import ControlServer
     from supervisor.daemon import Supervisor
     from supervisor.paths import locate, prepare
+    from supervisor.systemd import inherited_socket, notify
 
     paths = prepare(locate())
     end = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end.set)
-    async with Supervisor(paths, load_config(), "daemon") as supervisor, ControlServer(supervisor):
+    handed_over = inherited_socket("control")
+    async with (
+        Supervisor(paths, load_config(), "daemon") as supervisor,
+        ControlServer(supervisor, handed_over),
+    ):
         if not quiet:
             for run in supervisor.lost:
                 output.say(f"{run.ticket}  {run.reason} (found at start; its supervisor had died)")
             output.say(f"serving · state {paths.state} · socket {paths.control_socket}")
-        _notify("READY=1")
+        notify("READY=1")
         await _first(end.wait(), supervisor.launcher.wait_gone())
-        _notify("STOPPING=1")
+        notify("STOPPING=1")
         if not end.is_set():
             raise StateError(
                 "the launcher has ended, and every run with it",
@@ -64,17 +78,3 @@ async def _first(*waits: Coroutine[Any, Any, object]) -> None:
     finally:
         for task in tasks:
             task.cancel()
-
-
-def _notify(text: str) -> None:
-    """sd_notify(3): one datagram to the socket systemd names; nothing without systemd."""
-    address = os.environ.get("NOTIFY_SOCKET")
-    if not address:
-        return
-    if address.startswith("@"):
-        address = "\0" + address[1:]
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifier:
-        try:
-            notifier.sendto(text.encode(), address)
-        except OSError:
-            return

@@ -5,6 +5,7 @@ Never says dead before it was observed.
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from supervisor.cli.access import Access, complete_ticket, daemon_answers, open_
 from supervisor.cli.look import json_option
 from supervisor.clock import CLOCK_JUMP
 from supervisor.control.client import ask
-from supervisor.errors import NotFound, NotYetDead, SupervisorError, UsageError
+from supervisor.errors import NotFound, NotYetDead, StateError, SupervisorError, UsageError
 from supervisor.identifiers import check_ticket
 from supervisor.limits.money import show_usd
 from supervisor.observe.queries import kill_result
@@ -48,10 +49,9 @@ def kill(tickets: tuple[str, ...], everything: bool, reason: str, force: bool, a
 
         with open_access() as access:
             wanted = _wanted(access, tickets, everything)
-            _report(
-                [_attempt(t, lambda t: force_kill(access.store, t, reason)) for t in wanted],
-                as_json,
-            )
+            results = [_attempt(t, lambda t: force_kill(access.store, t, reason)) for t in wanted]
+            _note_forced(access, results, reason)
+            _report(results, as_json)
         return
     _end(tickets, everything, as_json, "kill", note=reason)
 
@@ -187,6 +187,28 @@ def _where(access: Access, ticket: str) -> list[str] | dict[str, Any] | Supervis
         return error
 
 
+def _note_forced(access: Access, results: list[dict[str, Any]], reason: str) -> None:
+    """Into the audit trail, after the fact: nothing may keep a kill waiting, its imports neither."""
+    from supervisor.audit.records import Decision
+    from supervisor.audit.trail import decision, note
+
+    drafts = [
+        decision(
+            Decision.FORCE_KILLED,
+            {"uid": os.getuid(), "note": reason, "dead": row["dead"], "processes": row.get("processes")},
+            str(row.get("run_id", "")),
+            row["ticket"],
+        )
+        for row in results
+        if not row.get("already")
+    ]
+    try:
+        if drafts:
+            note(access.paths.audit, *drafts)
+    except StateError as error:
+        click.echo(f"{output.bad('warning:')} {error.message}", err=True)
+
+
 def _attempt(ticket: str, one: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
     try:
         return one(ticket)
@@ -245,10 +267,19 @@ def resume(ticket: str | None, project: str, as_json: bool) -> None:
         if access.store.ticket(check_ticket(ticket)) is None:
             raise NotFound(f"no ticket {ticket} is known")
         cleared = access.store.clear_flag(ticket)
+        _note("flag_cleared", access, {}, ticket)
     if as_json:
         output.print_json({"ticket": ticket, "cleared": cleared})
     else:
         output.say(f"{ticket}  {'stop flag cleared' if cleared else 'had no stop flag'}")
+
+
+def _note(what: str, access: Access, detail: dict[str, Any], ticket: str = "") -> None:
+    """A decision of this user, who acts on the state without a supervisor."""
+    from supervisor.audit.records import Decision
+    from supervisor.audit.trail import decision, note
+
+    note(access.paths.audit, decision(Decision(what), {**detail, "uid": os.getuid()}, ticket=ticket))
 
 
 def _set_paused(project: str, value: str, as_json: bool) -> None:
@@ -258,6 +289,7 @@ def _set_paused(project: str, value: str, as_json: bool) -> None:
             access.store.set_setting(key, value)
             if value == "false" and not project:
                 access.store.set_setting(CLOCK_JUMP, "")
+            _note("starts_paused" if value == "true" else "starts_resumed", access, {"project": project})
         elif daemon_answers(access.paths):
             ask(access.paths.control_socket, "pause" if value == "true" else "resume", project=project)
         else:

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from supervisor.audit.records import Decision
 from supervisor.clock import CLOCK_JUMP
 from supervisor.control.messages import MAX_LINE, Answer, Request, error_answer
 from supervisor.daemon import Supervisor
@@ -37,10 +38,14 @@ Handler = Callable[[dict[str, Any], str], Awaitable[Any]]
 
 
 class ControlServer:
-    """Serves one supervisor on its socket. Use as an async context manager."""
+    """Serves one supervisor on its socket. Use as an async context manager.
 
-    def __init__(self, supervisor: Supervisor) -> None:
+    handed_over: the listening socket, where systemd made it; its path, mode and group are systemd's.
+    """
+
+    def __init__(self, supervisor: Supervisor, handed_over: socket.socket | None = None) -> None:
         self.supervisor = supervisor
+        self._handed_over = handed_over
         zone = supervisor.config.daily.zone
         self.queries = Queries(supervisor.store, supervisor.paths, zone)
         self.handlers: dict[str, Handler] = {
@@ -62,6 +67,10 @@ class ControlServer:
 
     async def __aenter__(self) -> ControlServer:
         path = self.supervisor.socket_path
+        if self._handed_over is not None:
+            # start_server and not start_unix_server, which removes the path from Python 3.13 on.
+            self._server = await asyncio.start_server(self._serve, sock=self._handed_over, limit=MAX_LINE)
+            return self
         await _remove_stale(path)
         try:
             self._server = await asyncio.start_unix_server(self._serve, path, limit=MAX_LINE)
@@ -86,6 +95,8 @@ class ControlServer:
 
     async def __aexit__(self, *_: object) -> None:
         self._server.close()
+        if self._handed_over is not None:
+            return
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.supervisor.socket_path)
 
@@ -208,19 +219,21 @@ class ControlServer:
             raise NotFound(f"{ticket} is supervised by another process")
         return result(run)
 
-    async def _pause(self, wanted: dict[str, Any], _: str) -> Any:
-        return await self._set_paused(wanted, "true")
+    async def _pause(self, wanted: dict[str, Any], who: str) -> Any:
+        return await self._set_paused(wanted, "true", who)
 
-    async def _resume(self, wanted: dict[str, Any], _: str) -> Any:
-        return await self._set_paused(wanted, "false")
+    async def _resume(self, wanted: dict[str, Any], who: str) -> Any:
+        return await self._set_paused(wanted, "false", who)
 
-    async def _set_paused(self, wanted: dict[str, Any], value: str) -> Any:
+    async def _set_paused(self, wanted: dict[str, Any], value: str, who: str) -> Any:
         project = str(wanted.get("project", ""))
         key = f"paused:{project}" if project else "paused"
         recorder = self.supervisor.recorder
         await recorder.call(lambda store: store.set_setting(key, value))
         if value == "false" and not project:
             await recorder.call(lambda store: store.set_setting(CLOCK_JUMP, ""))
+        what = Decision.STARTS_PAUSED if value == "true" else Decision.STARTS_RESUMED
+        self.supervisor.audit.decide(what, {"project": project, "who": who})
         return {key: value}
 
 

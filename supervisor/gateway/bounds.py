@@ -24,6 +24,7 @@ the request does not refine.
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -94,23 +95,33 @@ def prefixes_of(model: str, head: Part, messages: Sequence[Part]) -> tuple[bytes
 
 
 class BoundMemory:
-    """What a run's provider said about prompts. One per run; at most MEMORY_ENTRIES of the latest."""
+    """What a run's provider said about prompts. One per run; at most MEMORY_ENTRIES of the latest.
+
+    Requests are read in a thread, answers learned from in the loop.
+    """
 
     def __init__(self, entries: int = MEMORY_ENTRIES) -> None:
         self._entries = entries
         self._tokens: OrderedDict[bytes, int] = OrderedDict()
+        self._lock = threading.Lock()
 
     def bound(self, prefixes: Sequence[bytes], head: Part, messages: Sequence[Part], slack: int) -> int:
         """The most tokens of input. prefixes as of prefixes_of; () for a call that is not refined."""
         whole = head.tokens + slack + sum(part.tokens + SLACK_MESSAGE for part in messages)
         following = 0
         for at in range(len(prefixes) - 1, 0, -1):
-            known = self._tokens.get(prefixes[at])
+            known = self._known(prefixes[at])
             if known is not None:
-                self._tokens.move_to_end(prefixes[at])
                 return min(whole, known + following + slack)
             following += messages[at - 1].tokens + SLACK_MESSAGE
         return whole
+
+    def _known(self, prefix: bytes) -> int | None:
+        with self._lock:
+            known = self._tokens.get(prefix)
+            if known is not None:
+                self._tokens.move_to_end(prefix)
+            return known
 
     def learn(self, call: ModelCall, total_input_tokens: int) -> None:
         """A provider reported that many tokens of input, cached or not, for that call.
@@ -122,10 +133,11 @@ class BoundMemory:
         if total_input_tokens < call.input_bound // _BYTES_PER_TOKEN_AT_MOST:
             return
         last = call.prefixes[-1]
-        self._tokens[last] = max(total_input_tokens, self._tokens.get(last, 0))
-        self._tokens.move_to_end(last)
-        while len(self._tokens) > self._entries:
-            self._tokens.popitem(last=False)
+        with self._lock:
+            self._tokens[last] = max(total_input_tokens, self._tokens.get(last, 0))
+            self._tokens.move_to_end(last)
+            while len(self._tokens) > self._entries:
+                self._tokens.popitem(last=False)
 
 
 def without(source: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any]:

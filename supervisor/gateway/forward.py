@@ -10,6 +10,7 @@ import contextlib
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import aiohttp
 from aiohttp import web
@@ -17,6 +18,7 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from supervisor.errors import SupervisorError, UsageError
+from supervisor.gateway.aside import Aside
 from supervisor.gateway.calls import Api, CallRefused, ModelCall, Reported, UsageReader
 from supervisor.gateway.connections import Line
 from supervisor.gateway.metering import Books, Hold, Owner, Prices, Problem
@@ -79,10 +81,16 @@ class Forwarder:
         self._owner = owner
         self._settings = settings
         self._memory = BoundMemory()
+        self._aside = Aside()
+
+    def close(self) -> None:
+        """Once no call is under way."""
+        self._aside.close()
 
     async def forward(self, request: web.BaseRequest, route: ModelRoute, body: bytes) -> web.StreamResponse:
         """The answer, streamed or whole. Raises CallRefused and Refused while nothing was sent back."""
-        call = read_call(
+        reading = partial(
+            read_call,
             route.api,
             body,
             model=route.model,
@@ -90,6 +98,7 @@ class Forwarder:
             memory=self._memory,
             allow=self._allowed.inputs,
         )
+        call = await self._aside.read(reading, body)
         line = self._line(call)
         key = await self._key(line)
         ask = self._ask(call, line.service)
@@ -206,7 +215,7 @@ class Forwarder:
                 what = f"the upstream {hold.upstream} sent its key back; it was taken out"
                 self._owner.on_problem(Problem("key_echoed", what, hold.charge_id))
 
-            answer = Answer(response, attempt.reader, line.key.secrets, patience, echoed)
+            answer = Answer(response, attempt.reader, line.key.secrets, patience, echoed, self._aside)
             if response.status >= 300:
                 return await self._error(attempt, answer, line, key, last=last)
             if answer.streams(attempt.call.stream):
@@ -218,7 +227,7 @@ class Forwarder:
                 return await client.end()
             body = await answer.whole(self._settings.answer_bytes)
             self._first_byte(attempt)
-            attempt.reader.body(body)
+            await self._aside.read(partial(attempt.reader.body, body), body)
             sent = web.Response(status=response.status, headers=answer.headers(), body=answer.clean(body))
             await client.send(sent)
             # In the turn of the last write: the client's next call is read, and so booked, after it.
@@ -267,7 +276,7 @@ class Forwarder:
         body = b""
         with contextlib.suppress(Cut):
             body = await answer.whole(_ERROR_BYTES)
-        attempt.reader.body(body)
+        await self._aside.read(partial(attempt.reader.body, body), body)
         self._books.close(
             attempt.hold, attempt.reader.reported(), status=answer.status, outcome=f"error {answer.status}"
         )

@@ -6,18 +6,24 @@ Never holds an event back once it is whole, and never shows one that the client 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import aiohttp
 from aiohttp import web
 from multidict import CIMultiDict
 
+from supervisor.gateway.aside import Aside
 from supervisor.gateway.calls import UsageReader
 from supervisor.gateway.sse import SseEvent, SseSplitter
 from supervisor.logs.redact.known import KnownSecrets
 
 _UNWATCHED_BYTES = 32 << 10
 """While less than this waits for the client, a write cannot block."""
+
+_LIGHT_BYTES = 64 << 10
+"""An event up to there is read where it is, whatever it holds: there are thousands of them."""
 
 _DROPPED = frozenset(
     "connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer "
@@ -26,7 +32,7 @@ _DROPPED = frozenset(
     # Whose account it is concerns nobody in the box.
     "openai-organization openai-project anthropic-organization-id".split()
 )
-_ENDS = (b'"message_stop"', b'"response.completed"', b'"response.incomplete"', b'"response.failed"')
+_END = re.compile(rb'"(?:message_stop|response\.(?:completed|incomplete|failed))"')
 """In an event after which a client does not wait for more; inside a text the quotes would be escaped."""
 
 
@@ -157,6 +163,7 @@ class Answer:
         secrets: KnownSecrets,
         patience: Patience,
         on_echo: Callable[[], None],
+        aside: Aside,
     ) -> None:
         self.status = answer.status
         self._answer = answer
@@ -164,6 +171,7 @@ class Answer:
         self._secrets = secrets
         self._patience = patience
         self._on_echo = on_echo
+        self._aside = aside
 
     def headers(self) -> CIMultiDict[str]:
         """What the client gets of them."""
@@ -204,8 +212,11 @@ class Answer:
         ended = False
         for raw, data in events:
             if data is not None:
-                visible = self._reader.event(data)
-                ended = ended or data == b"[DONE]" or any(end in data for end in _ENDS)
+                if len(data) <= _LIGHT_BYTES:
+                    visible = self._reader.event(data)
+                else:
+                    visible = await self._aside.read(partial(self._reader.event, data), data)
+                ended = ended or data == b"[DONE]" or _END.search(data) is not None
                 if not visible:
                     continue
             shown.append(self.clean(raw))

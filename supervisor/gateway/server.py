@@ -23,6 +23,7 @@ from supervisor.gateway.metering import Books, Ledger, Owner, Prices, Problem
 from supervisor.gateway.refusals import Answer, Pace, error_answer, limit_answer
 from supervisor.gateway.routes import Local, LocalRoute, ModelRoute, api_of, find
 from supervisor.gateway.settings import Allowed, GatewaySettings
+from supervisor.gateway.strict import MAX_VALUES, VALUE_BYTES, values_at_most
 from supervisor.gateway.upstreams import matches
 from supervisor.limits.budget import Caps
 from supervisor.limits.charges import Booking
@@ -122,6 +123,7 @@ class RunGateway:
         self._end_listener()
         if self._walks:
             await asyncio.wait(self._walks)
+        self._forwarder.close()
         # One whose client has gone may still read what was left of a refused request.
         for task in list(self._serving):
             task.cancel()
@@ -190,13 +192,18 @@ class RunGateway:
 
     async def _call(self, request: web.BaseRequest, route: ModelRoute) -> web.StreamResponse:
         body = bytearray()
+        objects = 0
         try:
             await self._read(request, body)
+            # As long as the call is under way, what was read of it is kept: thirty times its bytes at worst.
+            objects = VALUE_BYTES * min(values_at_most(body), MAX_VALUES)
+            self._body_bytes += objects
+            self._bound_bodies()
             if self._stopped:
                 raise CallRefused(403, "stopped", f"the run is being stopped: {self._stopped}")
             return await self._forwarder.forward(request, route, bytes(body))
         finally:
-            self._body_bytes -= len(body)
+            self._body_bytes -= len(body) + objects
 
     async def _read(self, request: web.BaseRequest, body: bytearray) -> None:
         """The whole request, decompressed, into body. Raises CallRefused: too long, too slow, broken."""
@@ -214,12 +221,15 @@ class RunGateway:
                     self._body_bytes += len(chunk)
                     if len(body) > limits.body_bytes:
                         raise _too_large(limits.body_bytes)
-                    if self._body_bytes > limits.bodies_bytes:
-                        raise CallRefused(429, "too_many_bytes", "too many large requests are under way")
+                    self._bound_bodies()
         except TimeoutError:
             raise CallRefused(408, "too_slow", "the request did not arrive in time") from None
         except (aiohttp.ClientError, aiohttp.http_exceptions.HttpProcessingError, web.RequestPayloadError):
             raise CallRefused(400, "bad_body", "the body of the request cannot be read") from None
+
+    def _bound_bodies(self) -> None:
+        if self._body_bytes > self._settings.bodies_bytes:
+            raise CallRefused(429, "too_many_bytes", "too many large requests are under way")
 
     def _local(self, route: LocalRoute) -> web.StreamResponse:
         if route.what is Local.ALIVE:

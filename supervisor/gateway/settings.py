@@ -32,8 +32,9 @@ class Allowed:
 class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Bounds of one run's gateway; the defaults are for any agent. Seconds and bytes.
 
-    body_bytes: of one request, decompressed. bodies_bytes: of all requests at once. answer_bytes: of
-    one answer that is not streamed. calls, connections: at once. body_s: for a request to arrive.
+    body_bytes: of one request, decompressed. bodies_bytes: of all requests at once, with what is made
+    of them. answer_bytes: of one answer that is not streamed. calls, connections: at once. body_s: for
+    a request to arrive.
     keep_alive_s: an idle connection. client_s: how long a client may not read. first_byte_s: until the
     upstream begins to answer. between_bytes_s: until it goes on. call_s: a whole call. drain_s: how long
     an answer is read to its end after its client has gone. lease_s: of a reservation; the worker renews

@@ -20,7 +20,7 @@ from supervisor.runs.reasons import StopReason
 
 
 class Scope(StrEnum):
-    """What a balance is kept for. Rows are locked in this order, so that nobody waits in a circle."""
+    """What a balance is kept for, in the order in which they are looked at."""
 
     RUN = "run"
     TICKET = "ticket"

@@ -82,6 +82,8 @@ def rates_at(price: Price, total_input: int) -> Rates:
 
 def worst_rates(price: Price, input_bound: int) -> Rates:
     """The dearest of each rate that a call with at most that much input can be given."""
+    if not price.tiers:
+        return price.rates
     reached = [price.rates, *(tier.rates for tier in price.tiers if input_bound > tier.above_tokens)]
     return Rates(**{name: max(getattr(r, name) for r in reached) for name in Rates.__struct_fields__})
 

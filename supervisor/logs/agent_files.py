@@ -1,28 +1,28 @@
-"""Owns turning an agent's own log files into log lines and events, while it runs and at its end.
-May touch the box's log folder through FileTail, and the run's log book.
-Never takes a line for an event before the redactor has seen it.
+"""Owns keeping an agent's own log files in the run's log, while it runs and at its end.
+May touch the box's log folder through FileTail, the run's log book, and the places kept beside it.
+Never keeps a line that the redactor has not seen, and never keeps one twice after a restart.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import Any
-
-import msgspec
+from collections import Counter
+from collections.abc import Callable, Iterable
 
 from sandbox.client import Box
 from supervisor.clock import Clock
 from supervisor.events import EventKind
-from supervisor.logs.book import LogBook, LogLine
-from supervisor.logs.files import FileTail
+from supervisor.logs.agent_events import Emit
+from supervisor.logs.book import LogBook, LogLine, read_lines
+from supervisor.logs.tail import kept
+from supervisor.logs.tail.files import FileTail, Found
 from supervisor.profile.schema import Profile
 
-_MAX_DEPTH = 32
-_MAX_EVENTS = 5000
-"""More events than this of one run stay in the log only; the count goes on."""
+_KEEP_EVERY = 10
+"""Looks; what is told between two of them is found in the log itself after a crash."""
 
-Emit = Callable[[EventKind, dict[str, Any]], None]
+_MAX_GAPS = 100
+"""More gaps than this of one run are not told one by one."""
 
 
 class AgentFiles:
@@ -37,17 +37,32 @@ class AgentFiles:
         emit: Emit,
         on_lines: Callable[[list[LogLine]], None],
     ) -> None:
-        limit = book.max_line_bytes + book.redactor.longest
         wanted = profile.log.files and box.log_folder >= 0
         # A descriptor of our own: the folder outlives the box until its last line has been read.
         self._folder = os.dup(box.log_folder) if wanted else -1
-        self._tail = FileTail(self._folder, profile.log.files, limit) if wanted else None
+        self._kept_path = f"{os.path.dirname(book.path)}/tail.json"
+        self._tail = self._open(profile, book) if wanted else None
         self._book = book
         self._clock = clock
         self._emit = emit
         self._on_lines = on_lines
-        self._events = 0
         self._reported: set[str] = set()
+        self._gaps = 0
+        self._looks_since_kept = 0
+        self._changed = False
+
+    def _open(self, profile: Profile, book: LogBook) -> FileTail:
+        before = kept.load(self._kept_path)
+        told: Counter[str] = Counter()
+        offset = before.log_bytes
+        while True:
+            lines, following = read_lines(book.path, offset)
+            told.update(line.f for line in lines if line.s == "file")
+            if following == offset:
+                break
+            offset = following
+        limit = book.max_line_bytes + book.redactor.longest
+        return FileTail(self._folder, profile.log.files, limit, before.places, dict(told))
 
     @property
     def wanted(self) -> bool:
@@ -57,48 +72,35 @@ class AgentFiles:
     def poll(self) -> None:
         if self._tail is not None:
             self._take(self._tail.poll())
+            self._looks_since_kept += 1
+            if self._changed and self._looks_since_kept >= _KEEP_EVERY:
+                self._keep(self._tail)
 
     def finish(self) -> None:
         if self._tail is not None:
             self._take(self._tail.finish())
 
     def close(self) -> None:
+        if self._tail is not None:
+            self._tail.close()
         if self._folder >= 0:
             os.close(self._folder)
             self._folder = -1
 
-    def _take(self, found: list[tuple[str, list[bytes], int]]) -> None:
+    def _take(self, found: Iterable[Found]) -> None:
         assert self._tail is not None
-        for name, lines, dropped in found:
-            self._book.drop(dropped)
-            kept = self._book.add("file", lines, self._clock.utc(), name)
-            self._on_lines(kept)
-            for line in kept:
-                self._as_event(line)
+        for name, lines, gap in found:
+            self._changed = True
+            if gap is not None and self._gaps < _MAX_GAPS:
+                self._gaps += 1
+                self._emit(EventKind.LOG_GAP, {"file": name, "why": gap})
+            if lines:
+                self._on_lines(self._book.add("file", lines, self._clock.utc(), name))
         for name in self._tail.refused - self._reported:
             self._reported.add(name)
             self._emit(EventKind.LOG_REFUSED, {"file": name})
 
-    def _as_event(self, line: LogLine) -> None:
-        if self._events >= _MAX_EVENTS:
-            return
-        try:
-            said = self._clean(msgspec.json.decode(line.t), 0)
-        except (msgspec.DecodeError, RecursionError):
-            return
-        if isinstance(said, dict):
-            self._events += 1
-            kind = EventKind.ITERATION if said.get("kind") == "iteration" else EventKind.AGENT_EVENT
-            self._emit(kind, {"file": line.f, **{k: v for k, v in said.items() if k != "kind"}})
-
-    def _clean(self, value: Any, depth: int) -> Any:
-        """Once more through the redactor: decoding undoes escapes that it did not know in the line."""
-        if depth > _MAX_DEPTH:
-            return "(nested too deep)"
-        if isinstance(value, str):
-            return self._book.redactor.redact(value.encode())[0].decode(errors="replace")
-        if isinstance(value, list):
-            return [self._clean(item, depth + 1) for item in value]
-        if isinstance(value, dict):
-            return {self._clean(k, depth): self._clean(item, depth + 1) for k, item in value.items()}
-        return value
+    def _keep(self, tail: FileTail) -> None:
+        size = os.stat(self._book.path).st_size
+        kept.save(self._kept_path, kept.Kept(size, tail.saved()))
+        self._looks_since_kept, self._changed = 0, False

@@ -6,26 +6,40 @@ Never writes a line that has not been through the redactor, and never more than 
 from __future__ import annotations
 
 import os
+import re
+from collections import Counter
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import repeat
 from typing import Literal
 
 import msgspec
 
 from supervisor.clock import rfc3339
 from supervisor.logs.redact.seam import LineRedactor
+from supervisor.logs.sealer import LogSealer, Seal
+from supervisor.logs.tail.lines import MarkedLine
+
+_MARKER = re.compile(rb"\[redacted:([\w.-]{1,64})")
+_MAX_RULES = 200
+
+_Bytes = bytes  # LogTotals has a field of that name
 
 Stream = Literal["out", "err", "file"]
 
 
 class LogLine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One line as it is stored. s: which stream; f: file name for "file"; cut: bytes taken off."""
+    """One line as it is stored. s: which stream; f: file name for "file"; cut: bytes taken off.
+
+    partial: its newline never came, because the file was replaced or everything ended.
+    """
 
     at: str
     s: Stream
     t: str
     f: str = ""
     cut: int = 0
+    partial: bool = False
 
 
 @dataclass(slots=True)
@@ -37,9 +51,17 @@ class LogTotals:
     dropped_lines: int = 0
     dropped_bytes: int = 0
     redacted: int = 0
+    rules: Counter[str] = field(default_factory=Counter)
+
+    def note(self, clean: _Bytes) -> None:
+        """Which rules replaced something in a line, as its markers name them."""
+        for marker in _MARKER.finditer(clean):
+            name = marker[1].decode("ascii")
+            self.rules[name if name in self.rules or len(self.rules) < _MAX_RULES else "other"] += 1
 
     def as_dict(self) -> dict[str, int | float]:
         return {
+            **{f"redacted:{name}": count for name, count in self.rules.items()},
             "log_lines": self.lines,
             "log_bytes": self.bytes,
             "dropped_bytes": self.dropped_bytes,
@@ -51,19 +73,23 @@ class LogTotals:
 class LogBook:
     """The writer. budget_bytes: what is kept in all, as it lies on the disk; past it lines are
     counted and dropped. Lines longer than max_line_bytes come with up to redactor.longest bytes more.
+    seal is told the digest of each piece that was written.
     """
 
     path: str
     redactor: LineRedactor
     budget_bytes: int
     max_line_bytes: int
+    seal: Seal = lambda _: None
     totals: LogTotals = field(default_factory=LogTotals)
     written: int = 0
     _fd: int = -1
+    _sealer: LogSealer | None = None
 
     def open(self) -> LogBook:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         self._fd = os.open(self.path, flags, 0o600)
+        self._sealer = LogSealer(os.fstat(self._fd).st_size, self.seal)
         return self
 
     @property
@@ -75,20 +101,24 @@ class LogBook:
         kept: list[LogLine] = []
         encoded: list[bytes] = []
         stamp = rfc3339(at)
-        if self.full:
-            self.drop(sum(map(len, lines)) + len(lines), len(lines))
-            return []
-        for raw, (clean, count) in zip(lines, self.redactor.redact_lines(lines, stream + file), strict=True):
+        cleaned = repeat((None, 0)) if self.full else self.redactor.redact_lines(lines, stream + file)
+        for raw, (clean, count) in zip(lines, cleaned, strict=False):
             self.totals.redacted += count
             if clean is None or self.full:
-                self.drop(len(raw) + 1, 1)
+                self.drop(len(raw) + 1 + (raw.cut if isinstance(raw, MarkedLine) else 0), 1)
                 continue
+            if count:
+                self.totals.note(clean)
             room = self.max_line_bytes
             if len(raw) >= room + self.redactor.longest:
                 # A secret may have been cut in two where the line was; markers are shorter than secrets.
                 room = max(0, min(room, len(clean) - self.redactor.longest))
             text = clean[:room].decode("utf-8", errors="replace")
-            line = LogLine(stamp, stream, text, file, max(0, len(clean) - room))
+            cut, partial = max(0, len(clean) - room), False
+            if isinstance(raw, MarkedLine):
+                cut, partial = cut + raw.cut, raw.partial
+                self.totals.dropped_bytes += raw.cut
+            line = LogLine(stamp, stream, text, file, cut, partial)
             kept.append(line)
             encoded.append(msgspec.json.encode(line) + b"\n")
             self.totals.lines += 1
@@ -106,11 +136,17 @@ class LogBook:
         """A full disk must not stop the run from being watched: what cannot be kept is dropped."""
         try:
             while raw:
-                raw = raw[os.write(self._fd, raw) :]
+                count = os.write(self._fd, raw)
+                if self._sealer is not None:
+                    self._sealer.wrote(raw[:count])
+                raw = raw[count:]
         except OSError:
             self.drop(len(raw))
 
     def close(self) -> None:
+        if self._sealer is not None:
+            self._sealer.close()
+            self._sealer = None
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

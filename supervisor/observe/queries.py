@@ -5,20 +5,17 @@ Never changes anything.
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
 
 from supervisor import workers
-from supervisor.clock import CLOCK_JUMP, parse_rfc3339, rfc3339
+from supervisor.clock import CLOCK_JUMP, rfc3339
 from supervisor.errors import NotFound, UsageError
 from supervisor.limits.budget import Scope
 from supervisor.limits.money import usd_text
 from supervisor.paths import Paths
-from supervisor.profile.units import parse_duration
 from supervisor.runs.verdict import agent_exit_code
 from supervisor.store.ledger import SpendRow
 from supervisor.store.records import Run, Worker
@@ -80,30 +77,10 @@ class Queries:
         }
 
     def report(self, since: str = "7d") -> dict[str, Any]:
-        """How runs ended in a span of time ("7d", "12h", or an instant)."""
-        start = _since(since)
-        runs = self.store.ended_runs(start)
-        reasons: Counter[str] = Counter(str(run.reason) for run in runs)
-        by_reason = []
-        for reason, count in reasons.most_common():
-            seconds = sorted(float(r.totals.get("seconds", 0)) for r in runs if r.reason == reason)
-            by_reason.append(
-                {
-                    "reason": reason,
-                    "runs": count,
-                    "share": round(count / len(runs), 4),
-                    "median_seconds": seconds[len(seconds) // 2],
-                    "by": dict(Counter(r.reason_by for r in runs if r.reason == reason)),
-                }
-            )
-        return {
-            "since": start,
-            "runs": len(runs),
-            "tickets": len({run.ticket for run in runs}),
-            "seconds": round(sum(float(run.totals.get("seconds", 0)) for run in runs), 1),
-            "redacted": sum(int(run.totals.get("redacted", 0)) for run in runs),
-            "reasons": by_reason,
-        }
+        """How runs ended and what they cost in a span of time ("7d", "12h", or an instant)."""
+        from supervisor.observe.report import report  # no other question adds up so much
+
+        return report(self.store, since)
 
     def spend(self, day: str = "") -> dict[str, Any]:
         """A day's money, in nano-dollars: what is spent, held and left of everything and of each project."""
@@ -241,14 +218,3 @@ def kill_result(run: Run) -> dict[str, Any]:
         "reason": run.reason,
         "already": False,
     }
-
-
-def _since(text: str) -> str:
-    if re.fullmatch(r"[\d.]+(ms|s|m|h|d)([\d.]+(ms|s|m|h|d))*", text):
-        return rfc3339(datetime.now(UTC) - timedelta(seconds=parse_duration(text)))
-    try:
-        return rfc3339(parse_rfc3339(text))
-    except ValueError:
-        raise UsageError(
-            f"--since {text!a} is no span of time", hint='like "7d", "12h" or "2026-09-01"'
-        ) from None

@@ -10,28 +10,28 @@ from dataclasses import dataclass
 from supervisor.limits.money import show_usd
 from supervisor.profile.load import Loaded
 from supervisor.profile.positions import KeyPath, Position
+from supervisor.profile.schema import ADDING
 from supervisor.profile.units import show_duration, show_size
 from supervisor.runs.boxing import required_controls
+from supervisor.workspace.patterns import is_literal
 
 BOX = "the box itself"
-"""Where a claim comes from that no key can change."""
+DEFAULT = "its default"
+"""Where a claim comes from that no key can change, and one whose key is not written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
     """One sentence. group: its heading. claim_id: stable, so that probes can name what they prove.
 
-    origins: where the keys behind it are written; none is the box itself.
+    origins: where the keys behind it are written; otherwise says what it comes from when none is.
     """
 
     claim_id: str
     group: str
     text: str
     origins: tuple[Position, ...] = ()
-
-    @property
-    def where(self) -> str:
-        return ", ".join(map(str, self.origins)) or BOX
+    otherwise: str = BOX
 
 
 def claims_of(loaded: Loaded) -> list[Claim]:
@@ -58,8 +58,11 @@ class _Collector:
     def __call__(self, claim_id: str, group: str, text: str, *keys: KeyPath) -> None:
         origins: list[Position] = []
         for key in keys:
-            origins += [place for place in self._loaded.origins.get(key, ()) if place not in origins]
-        self.made.append(Claim(claim_id, group, text, tuple(origins)))
+            places = self._loaded.origins.get(key, ())
+            # Of a list that adds up every part counts; anything else is what the nearest file says.
+            kept = places if (key[0] if len(key) > 1 else "", key[-1]) in ADDING else places[:1]
+            origins += [place for place in kept if place not in origins]
+        self.made.append(Claim(claim_id, group, text, tuple(origins), DEFAULT if keys else BOX))
 
 
 def _files(loaded: Loaded, add: _Collector) -> None:
@@ -75,9 +78,15 @@ def _files(loaded: Loaded, add: _Collector) -> None:
     add("write-tree", "may write", text, ("files", "worktree"))
     tmp = show_size(limits.tmp_bytes)
     add("write-tmp", "may write", f"/tmp, /var/tmp, /dev/shm and its home, {tmp} each", ("limits", "tmp"))
-    if files.protect:
-        text = f"write, create, rename over or move away {' '.join(files.protect)} (however spelled)"
+    names = [pattern for pattern in files.protect if is_literal(pattern)]
+    patterns = [pattern for pattern in files.protect if not is_literal(pattern)]
+    if names:
+        text = f"write, create, rename over or move away {' '.join(names)} (however spelled)"
         add("protect", "never", text, ("files", "protect"))
+    if patterns:
+        # A name that nobody knows yet cannot be mounted over; the apply or a frozen folder stops it.
+        text = f"change what exists as {' '.join(patterns)}, or bring a new one to the host"
+        add("protect-new", "never", text, ("files", "protect"))
     if files.hide:
         add("hide", "never", f"read {' '.join(files.hide)}", ("files", "hide"))
     add("host-files", "never", "see any other file of the host: homes, /var, /root, sockets, devices")
@@ -159,7 +168,12 @@ def _use(loaded: Loaded, add: _Collector) -> None:
         ("limits", "memory"),
     )
     add("pids", "may use", f"{limits.pids} processes and threads", ("limits", "pids"))
-    add("cpu", "may use", f"{limits.cpu_cores:g} cores", ("limits", "cpu"))
+    add(
+        "cpu",
+        "may use",
+        "1 core" if limits.cpu_cores == 1 else f"{limits.cpu_cores:g} cores",
+        ("limits", "cpu"),
+    )
     add(
         "single",
         "may use",
@@ -190,5 +204,4 @@ def _keeps(loaded: Loaded, add: _Collector) -> None:
 
 def _armed(loaded: Loaded, add: _Collector) -> None:
     names = " ".join(sorted(map(str, required_controls(loaded.profile))))
-    origins = loaded.origins.get(("require",), ())
-    add("armed", "starts only with", names, *((("require",),) if origins else ()))
+    add("armed", "starts only with", names, ("require",))

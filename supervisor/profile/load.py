@@ -30,6 +30,8 @@ _MAX_BYTES = 1 << 20
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OURS = ("PATH", "HOME", "TMPDIR", "LD_PRELOAD", "LD_LIBRARY_PATH")
 _FORBIDDEN_READS = ("/", "/proc", "/sys", "/dev", "/run", "/etc", "/root", "/home", "/var", "/tmp")
+_PRIVATE = ("/tmp", "/var/tmp", "/dev", "/proc", "/home/agent", "/run/agent")
+"""Where a box has folders of its own, which would cover what is read from below them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +274,12 @@ def _check(profile: Profile, sources: list[str], origins: Origins) -> None:
                 "read",
                 f"files.read: {path!a} is too wide or not absolute",
                 "name the folders that are needed, one by one",
+            )
+        if path.startswith(tuple(f"{folder}/" for folder in _PRIVATE)):
+            refuse(
+                "read",
+                f"files.read: {path!a} is where the box has a private folder of its own",
+                "keep it elsewhere, as below /opt or /srv",
             )
     for pattern in profile.log.files:
         if not pattern.startswith("/run/agent/") or ".." in pattern.split("/"):

@@ -6,10 +6,13 @@ Never arms anything, and never lets a secret into the specification.
 from __future__ import annotations
 
 import base64
+import glob
 import os
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+import msgspec
 
 from sandbox import layout, seccomp
 from sandbox.client import Capabilities
@@ -27,6 +30,7 @@ from sandbox.spec import (
 )
 from supervisor.agents import GATEWAY_PORT, settings_for
 from supervisor.errors import NotStarted, UsageError
+from supervisor.profile.load import Loaded
 from supervisor.profile.schema import Limits, Profile
 from supervisor.workspace.tree import Tree, protect_and_hide
 
@@ -48,6 +52,20 @@ def required_controls(profile: Profile) -> frozenset[Control]:
     for name in profile.require:
         asked |= set(CONTROL_GROUPS[name]) if name in CONTROL_GROUPS else {Control(name)}
     return frozenset(asked)
+
+
+def with_own_files_protected(loaded: Loaded, tree: Tree) -> Profile:
+    """The profile, and the files it came from among what is protected where they lie in the worktree.
+
+    Else an agent could write the rules of the next run.
+    """
+    profile, root = loaded.profile, tree.root.rstrip("/") + "/"
+    own = [os.path.realpath(source) for source in loaded.sources]
+    inside = [glob.escape(path.removeprefix(root)) for path in own if path.startswith(root)]
+    if not inside:
+        return profile
+    files = msgspec.structs.replace(profile.files, protect=[*profile.files.protect, *inside])
+    return msgspec.structs.replace(profile, files=files)
 
 
 def plan(

@@ -15,18 +15,20 @@ from typing import Any
 
 import msgspec
 
-from sandbox import attest
+from sandbox import attest, mount_check
 from sandbox.client import Box, BoxError, Finished, LauncherClient, LauncherGone, Streams
+from supervisor.audit.trail import Trail
 from supervisor.clock import Clock
 from supervisor.errors import NotStarted, SupervisorError
 from supervisor.events import Event, EventKind
 from supervisor.limits.wall_clock import WallClock
+from supervisor.logs.agent_events import AgentEvents
 from supervisor.logs.agent_files import AgentFiles
 from supervisor.logs.book import LogBook, LogLine
-from supervisor.logs.capture import PipeCapture, drain, make_pipe
 from supervisor.logs.redact.known import KnownSecrets
 from supervisor.logs.redact.redactor import Redactor
 from supervisor.logs.redact.seam import LineRedactor
+from supervisor.logs.tail.pipes import PipeCapture, drain, make_pipe
 from supervisor.paths import Paths
 from supervisor.profile.load import Loaded
 from supervisor.runs import boxing
@@ -46,6 +48,7 @@ _DRAIN_PATIENCE_S = 2.0
 _UNKILLABLE_RETRY_S = 5.0
 _RECORD_PATIENCE_S = 10.0
 _INTENT_PATIENCE_S = 0.05
+_OTHERS_PATIENCE_S = 2.0  # nobody waits for an end that nobody asked of us, and its reason may be in the row
 _CLOSE_PATIENCE_S = 2.0
 
 
@@ -104,6 +107,7 @@ class Surroundings:
     worker_id: str
     stop_is_wanted: Callable[[str], Awaitable[StopRequest | None]]
     spending: SpendingFor
+    audit: Trail
     on_step: Callable[[Step], None] = lambda _: None
 
 
@@ -113,8 +117,8 @@ class LiveRun:
     def __init__(self, order: Order, around: Surroundings, run: Run) -> None:
         self.order = order
         self.around = around
-        self.row = RunRow(run, around.recorder, around.clock, order.on_event)
-        self.profile = order.loaded.profile
+        self.row = RunRow(run, around.recorder, around.clock, order.on_event, around.audit.event)
+        self.profile = boxing.with_own_files_protected(order.loaded, order.tree)
         self.redactor: LineRedactor = KnownSecrets(order.secrets)
         self.started = asyncio.Event()
         self.ended = asyncio.Event()
@@ -144,8 +148,9 @@ class LiveRun:
             self.request = msgspec.structs.replace(self.request, grace_s=request.grace_s)
         self._wake.set()
 
-    def _show(self, lines: list[LogLine]) -> None:
+    def _heard(self, lines: list[LogLine]) -> None:
         """To whoever watches; a watcher that fails (its terminal is gone) is not told any more."""
+        lines = self._agent_events.take(lines)
         try:
             self._watcher(lines)
         except Exception:
@@ -175,6 +180,7 @@ class LiveRun:
         stack.callback(self.spending.settle_rest)
         provider_keys = await self.spending.prepare()
         self.redactor = Redactor(KnownSecrets({**self.order.secrets, **provider_keys}))
+        self._agent_events = AgentEvents(self.redactor, self.spending.self_reported)
         book = self._open_book()
         stack.callback(book.close)
         began_s = self.around.clock.boottime_s()
@@ -183,7 +189,7 @@ class LiveRun:
         stack.callback(box.close)
         self.around.on_step(Step.BOX_MADE)
         files = AgentFiles(
-            box, self.profile, book, self.around.clock, self.spending.self_reported, self._show
+            box, self.profile, book, self.around.clock, self.spending.self_reported, self._heard
         )
         stack.callback(files.close)
         try:
@@ -201,6 +207,7 @@ class LiveRun:
         await drain(captures, _DRAIN_PATIENCE_S)
         try:
             files.finish()
+            self._agent_events.finish()
         except Exception as error:
             self.row.tell(EventKind.OUTPUT_DROPPED, {"bytes": 0, "why": f"the log files: {error!r}"})
         await self._close(book, finished, kill, wait_status)
@@ -208,7 +215,12 @@ class LiveRun:
     def _open_book(self) -> LogBook:
         limits, log = self.profile.limits, self.profile.log
         path = self.around.paths.logs(self.run.run_id)
-        return LogBook(path, self.redactor, limits.output_bytes, log.max_line_bytes).open()
+        run = self.run
+
+        def seal(piece: dict[str, Any]) -> None:
+            self.around.audit.log(run.run_id, run.ticket, piece)
+
+        return LogBook(path, self.redactor, limits.output_bytes, log.max_line_bytes, seal).open()
 
     async def _refuse_if_stopped(self) -> None:
         """A stop that was there before the agent was: nothing is executed."""
@@ -234,8 +246,8 @@ class LiveRun:
         self._seccomp_sha256 = plan.seccomp_sha256
         (out_read, out_write), (err_read, err_write) = make_pipe(), make_pipe()
         captures = [
-            PipeCapture(out_read, "out", book, self.around.clock, self._show),
-            PipeCapture(err_read, "err", book, self.around.clock, self._show),
+            PipeCapture(out_read, "out", book, self.around.clock, self._heard),
+            PipeCapture(err_read, "err", book, self.around.clock, self._heard),
         ]
         for capture in captures:
             capture.start()
@@ -263,6 +275,7 @@ class LiveRun:
         wrong = attest.disagreements(
             facts, uid=box.uid, seccomp_sha256=self._seccomp_sha256, required=required
         )
+        wrong += mount_check.disagreements(facts["mounts"], (*box.spec.base.steps, *box.spec.steps))
         if wrong:
             control = wrong[0].partition(":")[0]
             raise NotStarted(f"not as it was reported: {'; '.join(wrong)}", control=control)
@@ -365,17 +378,18 @@ class LiveRun:
         """
         self.spending.refuse()
         began_s = self._requested_at_s if self.request else self.around.clock.boottime_s()
-        struck = box.strike() if self.request and not self.request.grace_s and not exited.done() else 0
+        at_once = self.request is not None and not self.request.grace_s and not exited.done()
+        struck = box.strike() if at_once else 0
         # Before anything is written over it: this process may have been hung while it was left.
         self._forced = await self._request_of_others()
-        stage = "kill" if self._forced else "exit"
+        stage = "kill" if self._forced or at_once else "exit"
         intent: asyncio.Task[None] | None = None
         if self.request is not None:
             intent = self._write_request(self.request)
             if self.request.grace_s > 0:
                 await intent
-            if not exited.done():
-                stage = await self._ask(box, exited, self.request) if self.request.grace_s > 0 else "kill"
+                if not exited.done():
+                    stage = await self._ask(box, exited, self.request)
         # After a natural exit too: what the agent left behind goes with it.
         processes = max(struck, await self._force(box))
         self.around.on_step(Step.KILL_SENT)
@@ -481,7 +495,7 @@ class LiveRun:
         """`kill --force` acts without this process and leaves its intent in the row."""
         run_id = self.run.run_id
         try:
-            async with asyncio.timeout(_INTENT_PATIENCE_S):
+            async with asyncio.timeout(_INTENT_PATIENCE_S if self.request else _OTHERS_PATIENCE_S):
                 row = await self.around.recorder.call(lambda store: store.run(run_id))
         except (SupervisorError, TimeoutError):
             return None

@@ -40,7 +40,8 @@ async def reconcile(paths: Paths, store: Store, launcher: LauncherClient, clock:
                 closed.append(_close(store, run, now))
         for worker in dead:
             store.remove_worker(worker.worker_id)
-            for path in (worker.socket, worker.lock_path):
+            for path in {worker.socket, worker.lock_path} - {paths.control_socket}:
+                # The daemon's own path may be one that systemd listens on, across its restarts.
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)
     return closed

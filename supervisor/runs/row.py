@@ -20,11 +20,19 @@ from supervisor.store.records import Run
 class RunRow:
     """The run as it stands; every change is queued for the database with the event that tells of it."""
 
-    def __init__(self, run: Run, recorder: Recorder, clock: Clock, on_event: Callable[[Event], None]) -> None:
+    def __init__(
+        self,
+        run: Run,
+        recorder: Recorder,
+        clock: Clock,
+        on_event: Callable[[Event], None],
+        audit: Callable[[Event], None],
+    ) -> None:
         self.run = run
         self._recorder = recorder
         self._clock = clock
         self._on_event = on_event
+        self._audit = audit
 
     def now(self) -> str:
         return rfc3339(self._clock.utc())
@@ -48,7 +56,8 @@ class RunRow:
         return written
 
     def _show(self, event: Event) -> None:
-        """A watcher that fails (its terminal is gone) must not change how the run ends."""
+        """To the trail, then to the watcher: one that fails must not change how the run ends."""
+        self._audit(event)
         try:
             self._on_event(event)
         except Exception:

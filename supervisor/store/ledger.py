@@ -46,6 +46,7 @@ class CostRow(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     spent_nanos: int
     calls: int
+    tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,11 +343,15 @@ class Ledger:
         if by not in ("ticket", "project", "model", "day"):
             raise ValueError(by)
         rows = self._db.rows(
-            f"SELECT {by} AS name, SUM(spent_nanos) AS spent, COUNT(*) AS calls FROM charges"
-            f" WHERE reserved_at >= ? AND state <> 'released' GROUP BY {by} ORDER BY spent DESC, name",
+            f"SELECT {by} AS name, SUM(spent_nanos) AS spent, COUNT(*) AS calls, SUM(tokens) AS tokens"
+            " FROM charges WHERE reserved_at >= ? AND state <> 'released'"
+            f" GROUP BY {by} ORDER BY spent DESC, name",
             (since,),
         )
-        return [CostRow(name=r["name"], spent_nanos=int(r["spent"]), calls=r["calls"]) for r in rows]
+        return [
+            CostRow(name=r["name"], spent_nanos=int(r["spent"]), calls=r["calls"], tokens=int(r["tokens"]))
+            for r in rows
+        ]
 
     # ------------------------------------------------------------ rows
 

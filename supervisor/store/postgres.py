@@ -44,7 +44,9 @@ class PostgresDatabase:
         self._read_only = read_only
         self._secrets, self.location = _secrets_and_place(url)
         self._statement_s = _STATEMENT_S
-        self._depth = 0
+        self._undoing: list[str] = []
+        self._unsaid = ""
+        self._is_untouched = False
         self._is_alone = False
         self._db: psycopg.Connection[Row] | None = None
         try:
@@ -71,7 +73,7 @@ class PostgresDatabase:
 
     def _connection(self) -> psycopg.Connection[Row]:
         """The one that is open; a lost one is made again, but never in the middle of a transaction."""
-        if self._db is None or (self._db.closed and self._depth == 0):
+        if self._db is None or (self._db.closed and not self._undoing):
             self._db = psycopg.connect(
                 self._url,
                 autocommit=True,
@@ -114,7 +116,7 @@ class PostgresDatabase:
         try:
             return act()
         except psycopg.OperationalError:
-            if self._depth or fresh or (self._db is not None and not self._db.closed):
+            if self._undoing or fresh or (self._db is not None and not self._db.closed):
                 raise
             return act()
 
@@ -122,6 +124,7 @@ class PostgresDatabase:
 
     def rows(self, sql: str, values: Iterable[Any] = ()) -> list[Row]:
         given = _fit(values)
+        self._is_untouched = False
 
         def act() -> list[Row]:
             cursor = self._connection().execute(_marks(sql), given)
@@ -137,10 +140,12 @@ class PostgresDatabase:
 
     def change(self, sql: str, values: Iterable[Any] = ()) -> int:
         given = _fit(values)
+        self._is_untouched = False
         with self._guard():
             return self._once_more(lambda: self._connection().execute(_marks(sql), given).rowcount)
 
     def change_many(self, sql: str, values: Iterable[Sequence[Any]]) -> None:
+        self._is_untouched = False
         with self._guard(), self._connection().cursor() as cursor:
             cursor.executemany(_marks(sql), [_fit(row) for row in values])
 
@@ -154,49 +159,78 @@ class PostgresDatabase:
         share a commit, so rows locked in a fixed order within each of them would still make two
         supervisors wait for each other.
         """
-        name = f"part{self._depth}"
-        begin, rollback = (
-            (f"SAVEPOINT {name}", f"ROLLBACK TO {name}") if self._depth else ("BEGIN", "ROLLBACK")
-        )
-        lock = alone and not self._is_alone
+        say, undo = self._opening()
+        if alone and not self._is_alone:
+            say.append(f"SELECT pg_advisory_xact_lock({_ALONE_LOCK})")
         try:
-            self._say(f"{begin}; SELECT pg_advisory_xact_lock({_ALONE_LOCK})" if lock else begin)
+            if say:
+                self._say(*say)
         except BaseException:
-            self._undo(rollback)
+            self._undo(undo)
             raise
-        self._depth += 1
+        self._undoing.append(undo)
         self._is_alone = alone or self._is_alone
         try:
             yield
-            if self._depth > 1:
-                self._say(f"RELEASE {name}")
-            else:
-                self._commit()
+            self._close_part()
         except BaseException:
-            self._undo(rollback)
+            self._undo(undo)
             # The lock goes with the part that took it.
             self._is_alone = False
             raise
         finally:
-            self._depth -= 1
-            self._is_alone = self._is_alone and self._depth > 0
+            self._undoing.pop()
+            self._is_alone = self._is_alone and bool(self._undoing)
 
-    def _say(self, sql: str) -> psycopg.Cursor[Row]:
-        """One message, also for two statements, which cannot be prepared."""
+    def _opening(self) -> tuple[list[str], str]:
+        """What opens a transaction or a part of one, and what undoes it.
+
+        A part that begins where another has just begun is the same part, and the end of the one before
+        is said together with the beginning of the next: each message costs a round trip.
+        """
+        if not self._undoing:
+            return ["BEGIN"], "ROLLBACK"
+        if len(self._undoing) > 1 and self._is_untouched:
+            return [], self._undoing[-1]
+        name = f"part{len(self._undoing)}"
+        return [f"SAVEPOINT {name}"], f"ROLLBACK TO {name}"
+
+    def _close_part(self) -> None:
+        self._is_untouched = False
+        if len(self._undoing) == 1:
+            self._commit()
+        elif self._undoing[-1] != self._undoing[-2]:
+            self._unsaid = f"RELEASE {self._undoing[-1].removeprefix('ROLLBACK TO ')}; "
+
+    def _say(self, *statements: str) -> psycopg.Cursor[Row]:
+        """One message; several statements in one cannot be prepared. The cursor is at the last one."""
+        text = self._unsaid + "; ".join(statements)
+
+        def act() -> psycopg.Cursor[Row]:
+            cursor = self._connection().execute(text.encode(), prepare=False)
+            while cursor.nextset():
+                pass
+            return cursor
+
         with self._guard():
-            return self._once_more(lambda: self._connection().execute(sql.encode(), prepare=False))
+            said = self._once_more(act)
+        self._unsaid = ""
+        self._is_untouched = True
+        return said
 
     def _commit(self) -> None:
         """A transaction that failed is rolled back by COMMIT, without an error (PostgreSQL, COMMIT)."""
         if self._say("COMMIT").statusmessage != "COMMIT":
             raise StateError(f"{self.location} did not commit", hint="the log of the server says why")
 
-    def _undo(self, rollback: str) -> None:
+    def _undo(self, undo: str) -> None:
         """Where the connection is gone, the server has undone it already."""
+        self._unsaid = ""
+        self._is_untouched = False
         if self._db is None or self._db.closed:
             return
         try:
-            self._db.execute(rollback.encode(), prepare=False)
+            self._db.execute(undo.encode(), prepare=False)
         except psycopg.Error:
             self._db.close()
 

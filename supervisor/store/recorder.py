@@ -27,7 +27,7 @@ _CONTENTION_TRIES = 5
 _TOGETHER = 64
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Write:
     """One action. insist: try until it is written."""
 
@@ -53,6 +53,8 @@ class Recorder:
         """Opens the database in the thread. Raises StateError as open_store does."""
         self._queue: SimpleQueue[_Write | None] = SimpleQueue()
         self._closing = threading.Event()
+        self._gate = threading.Lock()
+        self._is_closed = False
         self.problem = ""
         opened: Future[None] = Future()
         self._thread = threading.Thread(
@@ -74,7 +76,11 @@ class Recorder:
         return await asyncio.wrap_future(self.write(action))
 
     def _put(self, write: _Write) -> Future[Any]:
-        self._queue.put(write)
+        with self._gate:
+            if self._is_closed:
+                write.settle(None, StateError("nothing is written any more: the supervisor has shut down"))
+            else:
+                self._queue.put(write)
         return write.future
 
     # ------------------------------------------------------------ in the thread
@@ -108,6 +114,7 @@ class Recorder:
     def _carry_out(self, store: Store, writes: list[_Write]) -> None:
         """In one transaction. Where that fails because of one of them, one by one, each with its outcome."""
         wanted = [write for write in writes if write.future.set_running_or_notify_cancel()]
+        self._hurry_at_the_end(store)
         if len(wanted) > 1:
             outcomes: list[_Outcome] = []
             begun = False
@@ -127,20 +134,27 @@ class Recorder:
         for write in wanted:
             self._one(store, write)
 
+    def _hurry_at_the_end(self, store: Store) -> None:
+        if self._closing.is_set():
+            with contextlib.suppress(StateError):
+                store.hurry(_CLOSING_PATIENCE_S)
+
     def _give_up(self, writes: list[_Write], error: StateError) -> list[_Write]:
-        """The database is away, or nobody knows whether it committed: what was to be tried once has been."""
+        """The database is away, or nobody knows whether it committed: what was to be tried once has been.
+
+        At the end that is everything, or an absent server would be waited for as often as there are writes.
+        """
         self.problem = error.message
+        again = [write for write in writes if write.insist and not self._closing.is_set()]
         for write in writes:
-            if not write.insist:
+            if write not in again:
                 write.settle(None, error)
-        return [write for write in writes if write.insist]
+        return again
 
     def _one(self, store: Store, write: _Write) -> None:
         again = _CONTENTION_TRIES
         while True:
-            if self._closing.is_set():
-                with contextlib.suppress(StateError):
-                    store.hurry(_CLOSING_PATIENCE_S)
+            self._hurry_at_the_end(store)
             try:
                 result = write.action(store)
             except Contention as error:
@@ -179,7 +193,10 @@ class Recorder:
         with contextlib.suppress(TimeoutError, StateError):
             done.result(patience_s)
         self._closing.set()
-        self._queue.put(None)
+        with self._gate:
+            if not self._is_closed:
+                self._is_closed = True
+                self._queue.put(None)
         self._thread.join()
 
 

@@ -15,6 +15,7 @@ from supervisor.errors import StateError
 from supervisor.store.database import Conflict, Row, schema_files, statements
 
 _BUSY_TIMEOUT_S = 10.0
+_OLDEST = (3, 35)
 _NETWORK_TYPES = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "ceph", "fuse.sshfs", "fuse.glusterfs", "afs")
 
 
@@ -28,6 +29,11 @@ class SqliteDatabase:
         """Open or make the database. Raises StateError with what to do."""
         self.location = path
         self._depth = 0
+        if sqlite3.sqlite_version_info < _OLDEST:
+            raise StateError(
+                f"SQLite {sqlite3.sqlite_version} is too old: RETURNING came with 3.35",
+                hint="use a Python that is linked with a newer one",
+            )
         _refuse_network(path)
         try:
             _create_private(path)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from supervisor.events import Event
+from supervisor.events import Event, EventKind
 from supervisor.store.database import Conflict, Database, Row
 from supervisor.store.ledger import Ledger
 from supervisor.store.records import Run, RunState, Ticket, Worker
@@ -116,6 +116,11 @@ class Store:
             values = {"at": row["at"], "run_id": run_id, "ticket": row["ticket"], "kind": row["kind"]}
             found.append((row["event_id"], msgspec.convert({**values, "detail": detail}, Event)))
         return found
+
+    def event_details(self, kind: EventKind, since: str, limit: int = 100_000) -> list[dict[str, Any]]:
+        """The details of all runs' events of one kind from an instant on, in no order."""
+        sql = "SELECT detail FROM events WHERE kind = ? AND at >= ? LIMIT ?"
+        return [msgspec.json.decode(row["detail"]) for row in self._db.rows(sql, (kind, since, limit))]
 
     # ------------------------------------------------------------ tickets, flags, workers
 

@@ -34,6 +34,7 @@ _SYSTEM_FOLDERS = (
     "/sbin",
     "/lib",
 )
+_BELOW = ("/proc/", "/sys/", "/dev/", "/run/agent/", "/etc/", "/boot/", "/usr/lib", "/usr/bin/", "/usr/sbin/")
 _WHOLE_FOLDERS = ("/home", "/root", "/var", "/opt", "/srv", "/mnt", "/media", "/boot", "/tmp", "/var/tmp")
 
 
@@ -80,14 +81,9 @@ def inspect(folder: str) -> Tree:
     """Look at the folder a run is to work in. Raises UsageError where no run may work."""
     root = os.path.realpath(folder)
     homes = {os.path.realpath(entry.pw_dir) for entry in pwd.getpwall()} | {os.path.expanduser("~")}
-    if (
-        root in _SYSTEM_FOLDERS
-        or root in _WHOLE_FOLDERS
-        or root in homes
-        or root.startswith(("/proc/", "/sys/", "/dev/", "/run/agent/"))
-    ):
+    if root in _SYSTEM_FOLDERS or root in _WHOLE_FOLDERS or root in homes or root.startswith(_BELOW):
         raise UsageError(
-            f"{root} cannot be a worktree: it holds more than one project",
+            f"{root} cannot be a worktree: it holds the system's files, or more than one project",
             hint="go into the project's folder first (cd), or give --worktree",
         )
     try:

@@ -14,7 +14,11 @@ from pathlib import Path
 import pytest
 
 from sandbox.spec import Control
+from supervisor.audit.records import Decision, GapWhy, RecordKind, SealWhy
+from supervisor.audit.verify import Fault
 from supervisor.events import EventKind
+from supervisor.logs.dialects.said import Said
+from supervisor.logs.tail.files import Gap
 from supervisor.runs.life import Step
 from supervisor.runs.reasons import StopReason
 
@@ -42,6 +46,13 @@ SETS = {
     "EventKind": members(EventKind),
     "Control": members(Control),
     "Step": members(Step),
+    "audit record": members(RecordKind),
+    "audit decision": members(Decision),
+    "audit seal": members(SealWhy),
+    "audit gap": members(GapWhy),
+    "audit fault": members(Fault),
+    "log gap": members(Gap),
+    "what an agent said": members(Said),
     "launcher message": keys_of("sandbox/launcher.py", "handlers"),
     "control operation": keys_of("supervisor/control/server.py", "handlers"),
 }

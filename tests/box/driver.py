@@ -25,6 +25,7 @@ for _ in range(10):
         os.setsid()
         if os.fork() == 0: time.sleep(600)
         os._exit(0)
+for _ in range(10): os.wait()
 if os.fork() == 0: os.kill(os.getpid(), signal.SIGSTOP)
 print("ready", flush=True)
 time.sleep(600)

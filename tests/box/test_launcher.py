@@ -22,12 +22,12 @@ from sandbox.wire import encode
 
 MODULES = frozenset(
     """
-    __future__ abc array ast base64 binascii bisect builtins codecs collections collections.abc
+    __future__ abc array ast base64 binascii builtins codecs collections collections.abc
     contextlib copy copyreg ctypes ctypes._endian dataclasses dis encodings encodings.aliases
-    encodings.ascii encodings.utf_8 enum errno fcntl functools gc genericpath hashlib importlib
+    encodings.ascii encodings.utf_8 enum errno fcntl functools gc genericpath importlib
     importlib._bootstrap importlib._bootstrap_external importlib.machinery inspect io itertools json
     json.decoder json.encoder json.scanner keyword linecache marshal math opcode operator os os.path
-    posix posixpath random re re._casefix re._compiler re._constants re._parser reprlib resource sandbox
+    posix posixpath re re._casefix re._compiler re._constants re._parser reprlib resource sandbox
     sandbox.agent sandbox.attest sandbox.cgroups sandbox.identity sandbox.init sandbox.landlock
     sandbox.launcher sandbox.mounts sandbox.network sandbox.reporting sandbox.spec sandbox.syscalls
     sandbox.template sandbox.wire select selectors signal socket stat struct sys time token tokenize

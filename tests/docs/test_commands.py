@@ -52,7 +52,9 @@ def environment(home: Path) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("name", ["docs/tutorial.md", "docs/how-to.md", "docs/money.md", "README.md"])
+@pytest.mark.parametrize(
+    "name", ["docs/tutorial.md", "docs/how-to.md", "docs/money.md", "docs/audit.md", "README.md"]
+)
 def test_every_command_of_a_document_works(name: str, home: Path) -> None:
     lines = commands(ROOT / name)
     assert lines, f"{name} shows no command"

@@ -201,7 +201,7 @@ async def test_the_upstream_breaks_off_in_the_middle_of_every_event(
     sent = events(api, MODEL, ["Hello", " world"], Tokens())
     half = sent[after][: len(sent[after]) // 2]
     # A pause, since a reset throws away what the other side has not read yet.
-    pieces: list[Piece] = [*sent[:after], half, Pause(0.02), act]
+    pieces: list[Piece] = [*sent[:after], half, Pause(0.1 if act is Act.RESET else 0), act]
     async with stand(tmp_path, lambda _: stream(pieces)) as s:
         answered = await s.ask(api, stream=True)
         assert answered.status == 200 and not answered.whole and not answered.body.endswith(half)
@@ -235,7 +235,7 @@ async def test_the_upstream_does_not_begin(tmp_path: Path, streamed: bool) -> No
 
 async def test_the_upstream_stalls(tmp_path: Path) -> None:
     sent = events("anthropic-messages", MODEL, ["Hello"], Tokens())[:3]
-    settings = GatewaySettings(between_bytes_s=0.05)
+    settings = GatewaySettings(between_bytes_s=0.4)
     async with stand(tmp_path, lambda _: stream([*sent, Act.HANG]), settings=settings) as s:
         answered = await s.ask(stream=True)
         assert not answered.whole and answered.body == b"".join(sent)
@@ -288,6 +288,15 @@ async def test_a_client_that_does_not_read_is_given_up(tmp_path: Path) -> None:
     async with stand(tmp_path, lambda asked: good(asked, words=words), settings=settings) as s:
         async with s.talk() as talk:
             talk.request("POST", *request_of("anthropic-messages", stream=True))
+            await s.booked(1)
+        assert (once(s).nanos, once(s).outcome) == (COST, "ok")
+
+
+async def test_a_whole_answer_that_is_not_read_is_charged_as_reported(tmp_path: Path) -> None:
+    settings = GatewaySettings(first_byte_s=2, between_bytes_s=0.3)
+    async with stand(tmp_path, lambda asked: good(asked, words=["x" * (20 << 20)]), settings=settings) as s:
+        async with s.talk() as talk:
+            talk.request("POST", *request_of("anthropic-messages"))
             await s.booked(1)
         assert (once(s).nanos, once(s).outcome) == (COST, "ok")
 
@@ -458,7 +467,7 @@ async def test_what_comes_after_the_end_is_told(tmp_path: Path) -> None:
         "delta": {"stop_reason": "end_turn"},
         "usage": {"output_tokens": 99},
     }
-    async with stand(tmp_path, lambda _: stream([*sent, Pause(0.02), sse(more, named=True)])) as s:
+    async with stand(tmp_path, lambda _: stream([*sent, Pause(0.3), sse(more, named=True)])) as s:
         await s.ask(stream=True)
         await s.quiet()
         await s.booked(1)

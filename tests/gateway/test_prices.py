@@ -58,9 +58,9 @@ TOKENS = st.integers(0, 400_000) | st.integers(0, 300)
 
 
 @settings(deadline=None, max_examples=2000)
-@given(st.sampled_from(PRICED), TOKENS, TOKENS, TOKENS, TOKENS, TOKENS, st.integers(0, 20))
+@given(st.integers(0, len(PRICED) - 1), TOKENS, TOKENS, TOKENS, TOKENS, TOKENS, st.integers(0, 20))
 def test_a_call_costs_what_the_table_says(
-    model: tuple[Provider, ModelInfo],
+    number: int,
     plain: int,
     read: int,
     short: int,
@@ -68,7 +68,7 @@ def test_a_call_costs_what_the_table_says(
     written: int,
     searches: int,
 ) -> None:
-    provider, entry = model
+    provider, entry = PRICED[number]
     price = price_of(provider.id, entry.id)
     if "web_search" not in price.tools:
         searches = 0
@@ -100,7 +100,8 @@ def test_a_call_costs_what_the_table_says(
             web_searches=searches,
         ),
     )
-    assert ours == theirs
+    # A rate like a 24th of a dollar is rounded up once, a million tokens at a time.
+    assert theirs <= ours <= theirs + 1
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,11 @@ import pytest
 from bench.clean_text import clean_lines, kinds
 from bench.credentials import FORMATS, contexts, planted
 from bench.redaction import survives
-from supervisor.logs.capture import LineSplitter
 from supervisor.logs.redact.engines import Engines
 from supervisor.logs.redact.redactor import Redactor
 from supervisor.logs.redact.samples import filled
 from supervisor.logs.redact.table import shipped
+from supervisor.logs.tail.lines import LineSplitter
 
 
 @pytest.fixture(scope="module", params=["fast", "plain"])
@@ -62,7 +62,7 @@ def test_split_at_every_byte_over_two_reads(name: str) -> None:
     assert whole[1] >= 1 and not survives(made, whole[0])
     for cut in range(len(line)):
         splitter = LineSplitter(1 << 20)
-        lines = splitter.feed(line[:cut])[0] + splitter.feed(line[cut:])[0]
+        lines = splitter.feed(line[:cut]) + splitter.feed(line[cut:])
         assert lines == [line[:-1]]
         if cut % 16 == 0:
             assert redactor.redact_lines(lines, "s") == [whole]

@@ -25,7 +25,9 @@ from boxlab import (
 )
 from witnesses import Witnesses
 
-INSIDE = (Path(__file__).parent / "inside.py").read_text()
+from sandbox.probes.program import program
+
+INSIDE = program()
 
 ROUTED = """
 import ctypes, fcntl, socket, struct

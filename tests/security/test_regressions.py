@@ -264,6 +264,7 @@ def test_nothing_is_kept_of_a_run(lab: Lab, worktree: Path) -> None:
         for _ in range(count):
             spec = lab.plan(worktree, edited_profile(), client).spec
             async with lab.started(client, spec, ["true"]) as box:
+                await asyncio.sleep(0.1)  # so that a blank is made beside it, which takes another uid
                 await box.release()
                 await box.wait_exited()
             bad = dataclasses.replace(lab.plan(worktree, edited_profile(), client).spec, workdir="/nowhere")

@@ -25,7 +25,7 @@ class Witnesses:
         token = secrets.token_hex(16)
         self.process = subprocess.Popen([PYTHON, "-c", "import time; time.sleep(900)", token])
         self.sockets: dict[str, socket.socket] = {}
-        self.arguments = {"secret": self.secret[::-1], "process": token, "pid": str(self.process.pid)}
+        self.arguments = {"secret": self.secret[::-1], "process": token[::-1], "pid": str(self.process.pid)}
         for name, family, kind, address in (
             ("tcp4", socket.AF_INET, socket.SOCK_STREAM, ("127.0.0.1", 0)),
             ("tcp6", socket.AF_INET6, socket.SOCK_STREAM, ("::1", 0)),

@@ -191,7 +191,7 @@ def test_killed_at_any_moment_leaves_no_lock_and_no_half(location: str, after: i
     caps = {"global_day_nanos": 10**12}
     with fleet(location, "spend", processes=2, caps=caps, rounds=100_000) as running:
         running.begin()
-        told: list[dict[str, object]] = []
+        told: list[dict[str, Any]] = []
         out = running.processes[0].stdout
         assert out is not None
         while len(told) < after:

@@ -142,7 +142,7 @@ def test_a_commit_that_was_a_rollback_is_an_error(store: Store) -> None:
     database = store._db
     assert isinstance(database, PostgresDatabase) and database._db is not None
     with pytest.raises(StateError, match="did not commit"), store.transaction():
-        store.set_setting("a", "1")
+        database.change("INSERT INTO agent_settings (key, value) VALUES ('a', '1')")
         with pytest.raises(psycopg.errors.DivisionByZero):
             database._db.execute("SELECT 1/0")
     assert store.settings() == {}

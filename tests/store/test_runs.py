@@ -5,6 +5,8 @@ Never loses a write.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import msgspec
 import pytest
 from runs_kit import AT, ended, make_event, make_run
@@ -131,3 +133,31 @@ def test_a_part_that_fails_is_undone_alone(store: Store) -> None:
         store.set_setting("all", "1")
         raise RuntimeError
     assert "all" not in store.settings()
+
+
+@pytest.mark.parametrize("first", ["nothing", "a write", "a failure", "a write that fails"])
+@pytest.mark.parametrize("then", ["a write", "a failure", "a write that fails"])
+def test_parts_within_parts_are_undone_each_by_itself(store: Store, first: str, then: str) -> None:
+    """A part may share its beginning with the one around it, but never what is undone with it."""
+
+    def part(key: str, what: str) -> None:
+        with suppress(RuntimeError), store.transaction(alone=True):
+            if "write" in what:
+                store.set_setting(key, "1")
+            if "fail" in what:
+                raise RuntimeError
+
+    with store.transaction():
+        for outer in "abc":
+            with suppress(RuntimeError), store.transaction():
+                part(f"{outer}1", first)
+                part(f"{outer}2", then)
+                store.set_setting(outer, "1")
+                part(f"{outer}3", first)
+                part(f"{outer}4", then)
+                if outer == "b":
+                    raise RuntimeError
+    kept = {
+        name for name, what in (("1", first), ("2", then), ("3", first), ("4", then)) if what == "a write"
+    }
+    assert set(store.settings()) == {outer + name for outer in "ac" for name in {"", *kept}}

@@ -50,12 +50,14 @@ def call(**more):
 CALL_NANOS = 100 * 1000 + 20 * 10_000
 
 UNTIL_REFUSED = f"""{CALLER}
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 while True:
     status, said = call()
     print(status, flush=True)
     if status != 200:
         print(json.loads(said)["error"]["message"], flush=True)
-        time.sleep(600)
+        signal.sigwait([signal.SIGTERM])  # what it was told is said before it ends
+        sys.exit()
 """
 
 
@@ -85,4 +87,4 @@ def configure(place: Stand, text: str) -> Path:
 
 def gateway_profile(place: Stand, limits: str = "", more: str = "") -> str:
     """A profile with the gateway; limits are lines of [limits], more is of [gateway] and after."""
-    return place.profile(more=GATEWAY.format(limits=limits, more=more))
+    return place.profile(stop_grace="10s", more=GATEWAY.format(limits=limits, more=more))

@@ -47,14 +47,15 @@ def check(stand: Stand, ticket: str, *, by: str, who: str = "", note: str | None
 
 def test_control_a_hostile_run_is_alive_and_stays(anywhere: Stand) -> None:
     ticket = anywhere.start()
+    anywhere.row(ticket)  # by its uid the init of the box is counted too
     try:
-        before = len(anywhere.survivors())
-        assert before >= 11
+        # Those that only forked once more and ended may still be there when the others have spoken.
+        until(lambda: len(anywhere.survivors()) == 12, "the tree does not stand")
         for pid in anywhere.survivors():
             os.kill(pid, signal.SIGTERM)
         run = anywhere.row(ticket)
         assert run is not None and run.ended_at is None
-        assert len(anywhere.survivors()) == before
+        assert len(anywhere.survivors()) == 12
     finally:
         assert anywhere.ctl("kill", ticket).code == 0
 

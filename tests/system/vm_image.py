@@ -144,10 +144,25 @@ def commit_disk(repository: Path, commit: str, where: Path, only: str) -> Path:
     subprocess.run(["tar", "-x", "-C", folder, "--no-same-owner"], check=True, input=archive.stdout)
     _run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", f"{folder}/wheel", str(folder))
     (folder / "only").write_text(only)
+    if only in "packaged@unit":
+        _packages(folder)
     disk = where / "commit.img"
-    _run("mke2fs", "-q", "-t", "ext4", "-d", str(folder), str(disk), "128M")
+    _run("mke2fs", "-q", "-t", "ext4", "-d", str(folder), str(disk), "192M")
     shutil.rmtree(folder)
     return disk
+
+
+def _packages(folder: Path) -> None:
+    """The Debian package, and the same as a later version: what an upgrade goes through is there in full."""
+    say("building the Debian package")
+    place = folder / "deb"
+    place.mkdir()
+    _run(f"{folder}/packaging/build-deb", f"{place}/older.deb")
+    _run("dpkg-deb", "-R", f"{place}/older.deb", f"{place}/again")
+    control = place / "again/DEBIAN/control"
+    control.write_text(re.sub(r"^(Version: .*)$", r"\1+newer", control.read_text(), flags=re.M))
+    _run("dpkg-deb", "--root-owner-group", "-Zgzip", "-z1", "-b", f"{place}/again", f"{place}/newer.deb")
+    shutil.rmtree(place / "again")
 
 
 def _bootstrap(root: Path) -> None:

@@ -41,6 +41,7 @@ def test_error_exit_codes() -> None:
     }
     assert found == {
         "SupervisorError": 1,
+        "AuditBroken": 1,
         "UsageError": 2,
         "ProfileError": 2,
         "NotFound": 3,

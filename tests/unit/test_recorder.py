@@ -85,3 +85,12 @@ def test_a_cancellation_that_comes_with_the_result_is_not_lost(tmp_path: Path, t
         assert asyncio.run(attempt())
     finally:
         recorder.close()
+
+
+def test_what_comes_after_the_end_is_an_error_and_not_a_wait(tmp_path: Path) -> None:
+    recorder = Recorder(str(tmp_path / "db"))
+    recorder.close()
+    recorder.close()
+    for late in (recorder.write(lambda store: None), recorder.keep(lambda store: None)):
+        with pytest.raises(StateError, match="shut down"):
+            late.result(10)

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from supervisor.errors import UsageError
 from supervisor.logs.book import LogBook, read_lines
-from supervisor.logs.capture import LineSplitter
 from supervisor.logs.redact.known import MIN_SECRET_LENGTH, KnownSecrets
+from supervisor.logs.tail.lines import LineSplitter
 
 SECRET = "sk-a/b+c&d<e>f\"g'h é%_ 0123456789"
 ENCODINGS: dict[str, Callable[[str], str]] = {
@@ -111,7 +111,7 @@ def test_a_secret_at_the_cut_does_not_leak_a_piece(
     splitter = LineSplitter(max_line + redactor.longest)
     text = b"." * lead + secret.encode() * count + b"tail" * 300 + secret.encode() + b"\n"
     for start in range(0, len(text), step):
-        lines, _ = splitter.feed(text[start : start + step])
+        lines = splitter.feed(text[start : start + step])
         book.add("out", lines, datetime.now(UTC))
     book.close()
     kept, _ = read_lines(str(folder / "log"), 0)

@@ -12,8 +12,11 @@ from typing import Any
 import msgspec
 
 from supervisor.gateway.calls import ModelCall
+from supervisor.gateway.strict import has_more_values
 from supervisor.limits.pricing import CacheWrite
 
+MAX_VALUES = 1 << 20
+"""Of one answer or event. The log probabilities of a long one are less; what is above is not read at all."""
 MAX_TOKENS = 10**9
 """More than this in one call is no count of tokens."""
 
@@ -35,6 +38,8 @@ class Unusable(Exception):
 
 def decode(data: bytes) -> Any:
     """JSON as it comes; None for what is none. Never raises, whatever the bytes are."""
+    if has_more_values(data, MAX_VALUES):
+        return None
     try:
         return msgspec.json.decode(data)
     except (msgspec.MsgspecError, RecursionError, ValueError):
@@ -48,6 +53,8 @@ def decode(data: bytes) -> Any:
 
 def refuse_duplicates(data: bytes) -> None:
     """Raises Unusable when a name that matters is twice in one object: parsers differ in which they take."""
+    if has_more_values(data, MAX_VALUES):
+        raise Unusable("there is too much around the usage")
     try:
         json.loads(data, object_pairs_hook=_pairs)
     except (RecursionError, ValueError):

@@ -22,21 +22,7 @@ _CREDENTIALS = frozenset(
     ".ssh .gnupg .aws .azure .kube .docker .netrc .npmrc .pypirc .git-credentials .vault-token .terraform.d "
     ".password-store .mozilla .thunderbird gcloud gh op 1password keyrings".split()
 )
-_SOCKET_FOLDERS = (
-    "/run/docker",
-    "/run/containerd",
-    "/run/podman",
-    "/run/crio",
-    "/run/systemd",
-    "/run/dbus",
-    "/run/user",
-    "/run/snapd",
-    "/run/sidecar-supervisor",
-    "/var/run",
-    "/var/lib/docker",
-    "/var/lib/containerd",
-    "/var/lib/kubelet",
-)
+_SOCKET_FOLDERS = ("/run", "/var/run", "/var/lib/docker", "/var/lib/containerd", "/var/lib/kubelet")
 _OURS = ("/var/lib/sidecar-supervisor", "/etc/sidecar-supervisor", "/run/sidecar-supervisor")
 _SECRET_ETC = (
     "shadow",
@@ -79,8 +65,9 @@ def _reads(subject: Subject) -> Iterator[str]:
 )
 def engine_sockets(subject: Subject) -> Iterator[Found]:
     for path in _reads(subject):
-        if any(_below(path, folder) or _below(folder, path) for folder in _SOCKET_FOLDERS):
-            yield Found(f"{path} holds sockets of system services", _READ, path)
+        known = any(_below(path, folder) or _below(folder, path) for folder in _SOCKET_FOLDERS)
+        if known or path.endswith((".sock", ".socket")):
+            yield Found(f"{path} is, or holds, a socket of a system service", _READ, path)
 
 
 @rule(

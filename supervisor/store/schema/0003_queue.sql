@@ -12,5 +12,5 @@ ALTER TABLE workers ADD COLUMN lease_until TEXT NOT NULL DEFAULT '';
 
 ALTER TABLE runs ADD COLUMN fence BIGINT NOT NULL DEFAULT 0;
 
-CREATE INDEX tickets_open ON tickets (priority, created_at) WHERE state = 'open';
+CREATE INDEX tickets_open ON tickets (priority DESC, created_at, key) WHERE state = 'open';
 CREATE INDEX tickets_leased ON tickets (lease_until) WHERE state IN ('claimed', 'running');

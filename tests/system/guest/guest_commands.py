@@ -1,5 +1,5 @@
-"""Owns the scenarios of the command line and of the daemon as a systemd service.
-May touch services it makes, a state folder of its own, and the agents that it started.
+"""Owns the scenarios of the command line without a daemon, and what all scenarios do with it.
+May touch a state folder of its own, and the agents that it started.
 Never looks inside: what it knows it has from the program's output, from /proc and from the cgroups.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import sqlite3
 import subprocess
 import tempfile
@@ -20,31 +19,37 @@ from typing import Any
 from guest_common import PATIENCE_S, check, dead, make_worktree, wait_until
 
 PROGRAM = "/opt/supervisor/bin/supervisorctl"
-SERVICE = "test-supervisor.service"
 CGROUPS = Path("/sys/fs/cgroup")
-TREE = "trap '' TERM; for i in $(seq 25); do sleep 1000 & setsid sleep 1000 & done; echo ready; wait"
-"""51 processes of the agent, half of them in sessions of their own; with init 52."""
+TREE = "trap '' TERM; for i in $(seq 5); do sleep 1000 & setsid sleep 1000 & done; echo ready; wait"
+TREE_SIZE = 12
+"""11 processes of the agent, half of them in sessions of their own, and init."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A state folder, a run folder and working copies, all below one folder."""
+    """Working copies below one folder, and the state beside them; or the installed daemon's own."""
 
     folder: Path
+    installed: bool = False
+    program: str = PROGRAM
+
+    @property
+    def state(self) -> Path:
+        return Path("/var/lib/sidecar-supervisor") if self.installed else self.folder / "state"
 
     @property
     def environment(self) -> dict[str, str]:
-        return {
-            "SUPERVISOR_STATE_DIR": str(self.folder / "state"),
-            "SUPERVISOR_RUN_DIR": str(self.folder / "run"),
-        }
+        """None for the installed daemon: its places are those that root's commands look at anyway."""
+        if self.installed:
+            return {}
+        return {"SUPERVISOR_STATE_DIR": str(self.state), "SUPERVISOR_RUN_DIR": str(self.folder / "run")}
 
     def worktree(self, name: str) -> Path:
         return make_worktree(self.folder / name)
 
     def start(self, *arguments: str, cwd: Path | None = None) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [PROGRAM, *arguments],
+            [self.program, *arguments],
             cwd=cwd or self.folder,
             env={**os.environ, **self.environment},
             stdin=subprocess.DEVNULL,
@@ -73,7 +78,7 @@ class Place:
 
     def groups(self, ticket: str) -> list[Path]:
         """Where the record says that the newest run of a ticket is."""
-        with contextlib.closing(sqlite3.connect(self.folder / "state/supervisor.db", timeout=30)) as database:
+        with contextlib.closing(sqlite3.connect(self.state / "supervisor.db", timeout=30)) as database:
             rows = database.execute("SELECT cgroups FROM runs WHERE ticket = ? ORDER BY run_id", (ticket,))
             return [Path(folder) for (listed,) in rows.fetchall()[-1:] for folder in json.loads(listed)]
 
@@ -88,58 +93,7 @@ def place() -> Iterator[Place]:
         yield Place(Path(name))
 
 
-@contextlib.contextmanager
-def daemon(where: Place) -> Iterator[None]:
-    """The daemon as a transient service, as its unit file would start it."""
-    _start_daemon(where)
-    try:
-        yield
-    except BaseException:
-        _show_daemon(where)
-        raise
-    finally:
-        subprocess.run(["systemctl", "kill", "--kill-who=all", "-s", "KILL", SERVICE], capture_output=True)
-        subprocess.run(["systemctl", "stop", SERVICE], capture_output=True)
-        subprocess.run(["systemctl", "reset-failed", SERVICE], capture_output=True)
-
-
-def _start_daemon(where: Place) -> None:
-    settings = [f"--setenv={name}={value}" for name, value in where.environment.items()]
-    options = "-p Type=notify -p Delegate=yes -p KillMode=mixed -p TimeoutStopSec=60".split()
-    done = subprocess.run(
-        ["systemd-run", "--quiet", "--collect", f"--unit={SERVICE}", *options, *settings, PROGRAM, "serve"],
-        capture_output=True,
-        text=True,
-    )
-    check(done.returncode == 0, f"the daemon did not start: {done.stderr} {_journal()}")
-
-
-def _show_daemon(where: Place) -> None:
-    """What somebody who looks into a failure would ask for first."""
-    print(_journal())
-    with contextlib.suppress(AssertionError, ValueError):
-        for run in where.ask("ps", "--all"):
-            print(json.dumps({key: run[key] for key in ("ticket", "state", "reason", "by", "supervised")}))
-            print(where.call("events", run["ticket"])[-1500:])
-    pid = _main_pid()
-    for thread in Path(f"/proc/{pid}/task").glob("*"):
-        with contextlib.suppress(OSError):
-            print(thread.name, (thread / "comm").read_text().strip(), (thread / "wchan").read_text())
-            print((thread / "stack").read_text())
-
-
-def _journal() -> str:
-    return subprocess.run(
-        ["journalctl", "-u", SERVICE, "-n", "25", "-o", "cat"], capture_output=True, text=True
-    ).stdout
-
-
-def _main_pid() -> int:
-    shown = subprocess.run(["systemctl", "show", "-P", "MainPID", SERVICE], capture_output=True, text=True)
-    return int(shown.stdout.strip() or 0)
-
-
-def _groups() -> list[Path]:
+def groups() -> list[Path]:
     """Folders for runs anywhere on this machine."""
     return list(CGROUPS.rglob("sidecar-supervisor/*/*/"))
 
@@ -151,7 +105,7 @@ def _members(group: Path) -> list[int]:
         return []
 
 
-def _tree_of(where: Place, ticket: str) -> list[int]:
+def tree_of(where: Place, ticket: str) -> list[int]:
     """Host pids of a running tree, once all of it is there."""
 
     def found() -> list[int]:
@@ -159,27 +113,13 @@ def _tree_of(where: Place, ticket: str) -> list[int]:
 
     wait_until(
         f"the tree of {ticket}",
-        lambda: len(found()) == 52,
-        lambda: f"{len(found())} of 52; {_groups()} {where.call('logs', ticket)[-500:]}",
+        lambda: len(found()) == TREE_SIZE,
+        lambda: f"{len(found())} of {TREE_SIZE}; {groups()} {where.call('logs', ticket)[-500:]}",
     )
     return found()
 
 
-def _detached(where: Place, *tickets: str) -> dict[str, list[int]]:
-    for ticket in tickets:
-        tree = where.worktree(ticket)
-        where.call(
-            "run", "--detach", "--ticket", ticket, "--profile", "coding", "--", "sh", "-c", TREE, cwd=tree
-        )
-    return {ticket: _tree_of(where, ticket) for ticket in tickets}
-
-
-def _nothing_lives(pids: list[int]) -> None:
-    alive = sorted(set(pids) - set(dead(pids)))
-    check(not alive, f"alive: {alive}")
-
-
-def _ended(where: Place, ticket: str, reason: str, by: str) -> dict[str, Any]:
+def ended_as(where: Place, ticket: str, reason: str, by: str) -> dict[str, Any]:
     wait_until(
         f"the end of {ticket}", lambda: where.status(ticket)["state"] == "ended", lambda: where.status(ticket)
     )
@@ -217,6 +157,20 @@ def doctor(_: str) -> str:
         return f"ok {found['ok']}; not armed: {lacking}; problem: {found['problem']}"
 
 
+def verified(_: str) -> str:
+    """Every attempt to get out that the product knows, on this kernel: none succeeds."""
+    with place() as where:
+        process = where.start("profile", "verify", "coding", "--json")
+        out, err = process.communicate(timeout=4 * PATIENCE_S)
+        check(out, f"{process.returncode} {err[-900:]}")
+        found = json.loads(out)
+        failed = [probe for probe in found["probes"] if not probe["pass"]]
+        disproved = [claim for claim in found["claims"] if claim["state"] == "disproved"]
+        check(process.returncode == 0 and not found["escapes"], f"{disproved} {failed}")
+        open_ = [claim["id"] for claim in found["claims"] if claim["state"] != "proved"]
+        return f"{len(found['probes'])} probes, 0 escapes, not proved: {open_}"
+
+
 def out_of_memory(_: str) -> str:
     """A run that takes too much ends as out_of_memory, and says so in its exit code."""
     with place() as where:
@@ -236,88 +190,6 @@ def out_of_memory(_: str) -> str:
         return f"exit code {process.returncode}"
 
 
-def three_kills(_: str) -> str:
-    """Command, stop-file, database flag: three hostile trees in one daemon, each gone in its own way."""
-    with place() as where, daemon(where):
-        trees = _detached(where, "T-1", "T-2", "T-3")
-        state = where.folder / "state"
-        (killed,) = where.ask("kill", "T-1", "--reason", "by hand")
-        check(killed["dead"] and killed["survivors"] == 0 and killed["processes"] == 52, killed)
-        _nothing_lives(trees["T-1"])
-        check(len(dead(trees["T-2"] + trees["T-3"])) == 0, "others were hit")
-        (state / "stop" / "T-2").write_text("the pager went\n")
-        _ended(where, "T-2", "killed", "stop_file")
-        _nothing_lives(trees["T-2"])
-        with contextlib.closing(sqlite3.connect(state / "supervisor.db", timeout=30)) as database, database:
-            database.execute(
-                "INSERT INTO tickets (key, stop_requested, updated_at) VALUES ('T-3', 1, '') "
-                "ON CONFLICT (key) DO UPDATE SET stop_requested = 1"
-            )
-        _ended(where, "T-3", "killed", "database_flag")
-        _nothing_lives(trees["T-3"])
-        for ticket in trees:
-            left = [group for group in where.groups(ticket) if group.exists()]
-            check(not left, f"{ticket} left {left}")
-    return "156 processes, 0 left"
-
-
-def daemon_lost(_: str) -> str:
-    """SIGKILL to the daemon: its runs die with it; the next one records supervisor_lost."""
-    with place() as where, daemon(where):
-        trees = _detached(where, "T-1", "T-2")
-        pids = trees["T-1"] + trees["T-2"]
-        os.kill(_main_pid(), signal.SIGKILL)
-        wait_until("their end", lambda: len(dead(pids)) == len(pids))
-        unit = CGROUPS / "system.slice" / SERVICE
-        wait_until("the end of the unit's group", lambda: not unit.exists())
-        _start_daemon(where)
-        for ticket in trees:
-            check(not any(group.exists() for group in where.groups(ticket)), f"{ticket} left its group")
-            _ended(where, ticket, "supervisor_lost", "supervisor")
-        extra = where.worktree("T-3")
-        where.call("run", "--ticket", "T-3", "--profile", "coding", "--", "true", cwd=extra)
-    return "104 processes dead, both recorded as supervisor_lost, new runs start"
-
-
-def service_stopped(_: str) -> str:
-    """systemctl stop ends every run first, and each has its reason."""
-    with place() as where, daemon(where):
-        trees = _detached(where, "T-1", "T-2")
-        done = subprocess.run(["systemctl", "stop", SERVICE], capture_output=True, text=True)
-        check(done.returncode == 0, done.stderr)
-        _nothing_lives(trees["T-1"] + trees["T-2"])
-        for ticket in trees:
-            _ended(where, ticket, "killed", "supervisor")
-        check(not (CGROUPS / "system.slice" / SERVICE).exists(), "the unit's group is still there")
-    return "104 processes dead, reasons recorded"
-
-
-def daemon_hung(_: str) -> str:
-    """The daemon is stopped in its tracks: kill --force needs nobody, and the reason is kept."""
-    with place() as where, daemon(where):
-        trees = _detached(where, "T-1")
-        pid = _main_pid()
-        os.kill(pid, signal.SIGSTOP)
-        try:
-            (killed,) = where.ask("kill", "T-1", "--force", "--reason", "hung")
-            check(killed["dead"] and killed["survivors"] == 0, killed)
-            running = [p for p in set(trees["T-1"]) - set(dead(trees["T-1"])) if _state(p) != "Z"]
-            check(not running, f"alive: {running}")
-        finally:
-            os.kill(pid, signal.SIGCONT)
-        found = _ended(where, "T-1", "killed", "operator")
-        check(found["note"] == "hung", found)
-        wait_until("its groups to go", lambda: not any(group.exists() for group in where.groups("T-1")))
-    return f"{killed['processes']} processes, 0 left, reason kept"
-
-
-def _state(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return "gone"
-
-
 def foreground_lost(_: str) -> str:
     """SIGKILL to a supervisor in a shell: nothing lives on, and the next command says what happened."""
     with place() as where:
@@ -326,14 +198,14 @@ def foreground_lost(_: str) -> str:
             "run", "--ticket", "T-1", "--profile", "coding", "--", "sh", "-c", TREE, cwd=tree
         )
         wait_until("the run", lambda: _known(where, "T-1"))
-        pids = _tree_of(where, "T-1")
+        pids = tree_of(where, "T-1")
         process.kill()
         process.communicate()
         wait_until("their end", lambda: len(dead(pids)) == len(pids))
         second = where.worktree("T-2")
         where.call("run", "--ticket", "T-2", "--profile", "coding", "--", "true", cwd=second)
-        _ended(where, "T-1", "supervisor_lost", "supervisor")
-        wait_until("all groups to go", lambda: not _groups(), _groups)
+        ended_as(where, "T-1", "supervisor_lost", "supervisor")
+        wait_until("all groups to go", lambda: not groups(), groups)
     return f"{len(pids)} dead, recorded as supervisor_lost"
 
 

@@ -11,11 +11,16 @@ import sys
 
 import guest_boxes
 import guest_commands
+import guest_host
 
 
 def main() -> None:
     function, context = sys.argv[1:3]
-    scenario = getattr(guest_boxes, function, None) or getattr(guest_commands, function)
+    (scenario,) = (
+        getattr(module, function)
+        for module in (guest_boxes, guest_commands, guest_host)
+        if getattr(getattr(module, function, None), "__module__", "") == module.__name__
+    )
     said = scenario(context)
     if inspect.iscoroutine(said):
         said = asyncio.run(said)

@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from supervisor.clock import Clock
 from supervisor.logs.book import LogBook, LogLine, Stream
+from supervisor.logs.tail.lines import LineSplitter
 
 _CHUNK = 1 << 16
 _CHUNKS_PER_TURN = 4
@@ -32,53 +32,6 @@ def make_pipe() -> tuple[int, int]:
     except OSError:
         return read_end, write_end
     return read_end, write_end
-
-
-@dataclass(slots=True)
-class LineSplitter:
-    """Bytes to lines, with a bound on what is held back for a line that does not end.
-
-    limit_bytes should exceed what is kept of a line by the longest secret: the redactor must see a
-    secret whole although the line is cut behind it.
-    """
-
-    limit_bytes: int
-    held: bytearray = field(default_factory=bytearray)
-    skipping: bool = False
-
-    def feed(self, chunk: bytes) -> tuple[list[bytes], int]:
-        """Complete lines, and how many bytes of overlong lines were thrown away."""
-        lines: list[bytes] = []
-        dropped = 0
-        parts = chunk.split(b"\n")
-        for part in parts[:-1]:
-            if self.skipping:
-                dropped += len(part)
-                self.skipping = False
-                continue
-            self.held += part
-            line, lost = self._take()
-            dropped += lost
-            lines.append(line)
-        if self.skipping:
-            return lines, dropped + len(parts[-1])
-        self.held += parts[-1]
-        if len(self.held) > self.limit_bytes:
-            line, lost = self._take()
-            lines.append(line)
-            self.skipping = True
-            dropped += lost
-        return lines, dropped
-
-    def _take(self) -> tuple[bytes, int]:
-        line, lost = bytes(self.held[: self.limit_bytes]), max(0, len(self.held) - self.limit_bytes)
-        self.held.clear()
-        return line, lost
-
-    def rest(self) -> list[bytes]:
-        """What was left without a newline at the end."""
-        line, _ = self._take()
-        return [line] if line else []
 
 
 class PipeCapture:
@@ -109,7 +62,7 @@ class PipeCapture:
             if not chunk:
                 self._finish()
                 return
-            self._keep(*self._splitter.feed(chunk))
+            self._keep(self._splitter.feed(chunk))
 
     def _throw_away(self) -> None:
         """Past the budget the kernel moves the bytes to /dev/null for us; nothing is copied."""
@@ -125,14 +78,12 @@ class PipeCapture:
             self._finish()
         self.book.drop(moved)
 
-    def _keep(self, lines: list[bytes], dropped: int) -> None:
-        if dropped:
-            self.book.drop(dropped)
+    def _keep(self, lines: list[bytes]) -> None:
         if lines:
             self.on_lines(self.book.add(self.stream, lines, self.clock.utc()))
 
     def _finish(self) -> None:
-        self._keep(self._splitter.rest(), 0)
+        self._keep(self._splitter.rest())
         self.stop()
 
     def stop(self) -> None:

@@ -1,0 +1,100 @@
+"""Owns the reports of verifications: signing them, keeping the latest of each profile, reading them back.
+May touch the state folder's key and reports, and the file it is told to write.
+Never takes a report for genuine that the key did not sign.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import platform
+import secrets
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from supervisor.errors import StateError, UsageError
+from supervisor.paths import Paths
+
+_KEY_BYTES = 32
+
+
+def sign(paths: Paths, verification: dict[str, Any]) -> dict[str, Any]:
+    """The report: what was found, the version that found it, and an HMAC-SHA256 over both (RFC 2104)."""
+    report = {"v": 1, "verification": verification}
+    return {**report, "hmac_sha256": _mac(_key(paths), report)}
+
+
+def is_genuine(paths: Paths, report: dict[str, Any]) -> bool:
+    signed = {name: value for name, value in report.items() if name != "hmac_sha256"}
+    return hmac.compare_digest(str(report.get("hmac_sha256", "")), _mac(_key(paths), signed))
+
+
+def _mac(key: bytes, value: dict[str, Any]) -> str:
+    return hmac.new(key, msgspec.json.encode(value, order="sorted"), hashlib.sha256).hexdigest()
+
+
+def _key(paths: Paths) -> bytes:
+    """Made once, for this user alone. Raises StateError."""
+    path = f"{paths.state}/verify.key"
+    try:
+        try:
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except FileExistsError:
+            key = Path(path).read_bytes()
+        else:
+            key = secrets.token_bytes(_KEY_BYTES)
+            with os.fdopen(fd, "wb") as file:
+                file.write(key)
+    except OSError as error:
+        raise StateError(f"the key {path} cannot be used: {error.strerror}") from error
+    if len(key) != _KEY_BYTES:
+        raise StateError(f"the key {path} is damaged", hint="remove it; older reports then cannot be checked")
+    return key
+
+
+def _place(paths: Paths, digest: str) -> Path:
+    return Path(paths.state) / "verified" / f"{digest}.json"
+
+
+def keep(paths: Paths, report: dict[str, Any]) -> None:
+    """The latest of this very profile."""
+    place = _place(paths, report["verification"]["digest"])
+    try:
+        place.parent.mkdir(mode=0o700, exist_ok=True)
+        partial = place.with_suffix(".partial")
+        partial.write_bytes(msgspec.json.encode(report))
+        partial.replace(place)
+    except OSError as error:
+        raise StateError(f"the report cannot be kept in {place.parent}: {error.strerror}") from error
+
+
+def latest(paths: Paths, digest: str) -> dict[str, Any] | None:
+    """What was found last for this profile on this host's kernel; None without a genuine report."""
+    try:
+        report = read(str(_place(paths, digest)))
+    except UsageError:
+        return None
+    found: dict[str, Any] = report.get("verification", {})
+    same_host = found.get("kernel") == platform.release()
+    return found if same_host and is_genuine(paths, report) else None
+
+
+def write(path: str, report: dict[str, Any]) -> None:
+    try:
+        Path(path).write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def read(path: str) -> dict[str, Any]:
+    """Raises UsageError for what is no report."""
+    try:
+        found = msgspec.json.decode(Path(path).read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.DecodeError) as error:
+        raise UsageError(f"{path} is no report: {error}") from None
+    if not isinstance(found.get("verification"), dict):
+        raise UsageError(f"{path} is no report")
+    return found

@@ -1,0 +1,169 @@
+"""Owns attacks on the money: by the agent in the box, by its provider, by whoever fills the queue.
+May touch loopback sockets, fresh databases, and runs of the tests' own supervisors.
+Never asserts a time: what must not wait for the attacker is seen to go on elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from gateway_stand import APIS, MODEL, request_of, stand
+from scripted_upstream import Asked, Reply, Tokens, Until, good, sse, stream, whole
+
+from supervisor.gateway.requests import read_call
+from supervisor.gateway.settings import GatewaySettings
+from supervisor.gateway.strict import MAX_VALUES, VALUE_BYTES, has_more_values
+from supervisor.gateway.usage import figures
+from supervisor.limits.usage import UsageSource
+
+# ---------------------------------------------------------------- bodies that are nothing but structure
+
+MANY = MAX_VALUES + 1
+STRUCTURES: dict[str, tuple[str, Any]] = {
+    "lists": ("x", [[]] * MANY),
+    "objects": ("x", [{}] * MANY),
+    "numbers": ("metadata", {"x": [1] * MANY}),
+    "texts": ("x", [","] * MANY),
+    "messages": ("messages", [{"role": "user", "content": ""}] * (MANY // 3 + 1)),
+    "blocks": (
+        "messages",
+        [{"role": "user", "content": [{"type": "text", "text": '",'}] * (MANY // 3 + 1)}],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", STRUCTURES)
+@pytest.mark.parametrize("api", APIS)
+async def test_a_body_of_too_many_values_is_refused_before_they_are_made(
+    tmp_path: Path, api: str, kind: str
+) -> None:
+    """A megabyte of empty objects held the loop, and with it every kill, for seconds."""
+    name, value = STRUCTURES[kind]
+    async with stand(tmp_path) as s:
+        answered = await s.ask(api, **{name: value})
+        assert answered.status == 400 and b"values" in answered.body
+        assert s.upstream.asked == [] and s.charges() == []
+
+
+@pytest.mark.parametrize(
+    ("text", "more"),
+    [
+        (b"[" * 9, True),
+        (b'"' + b"[,{" * 9 + b'"', False),
+        (b'"' + b'\\"' * 9 + b",,,,,,,,,,", False),
+        (b'"\\' + b"," * 20, False),
+        (b'["a",' + b'"\\\\",' * 9, True),
+        (b'["' + b"," * 20 + b'"' + b",1" * 9 + b"]", True),
+        (b'["' + b"," * 20 + b'"' + b",1" * 3 + b"]", False),
+    ],
+)
+def test_values_are_counted_outside_of_strings(text: bytes, more: bool) -> None:
+    assert has_more_values(text, 8) is more
+
+
+async def test_control_a_long_text_full_of_commas_is_one_value(tmp_path: Path) -> None:
+    said = [{"role": "user", "content": "[{,}]" * MANY}]
+    async with stand(tmp_path, lambda asked: good(asked)) as s:
+        assert (await s.ask(messages=said)).status == 200
+
+
+async def test_what_is_made_of_the_bodies_is_bounded_with_them(tmp_path: Path) -> None:
+    """Thirty bytes of memory for each byte of an empty list, kept until the provider has answered."""
+    dense: dict[str, Any] = {"metadata": {"x": [[]] * 1000}}
+    settings = GatewaySettings(bodies_bytes=VALUE_BYTES * 5000)
+    asked = asyncio.Event()
+
+    def script(call: Asked) -> Reply:
+        reply = good(call)
+        reply.before = [Until(asked)]
+        return reply
+
+    async with stand(tmp_path, script, settings=settings) as s:
+        first = [asyncio.create_task(s.ask(**dense)) for _ in range(2)]
+        await s.reached(2)
+        third = await s.ask(**dense)
+        assert (third.status, third.headers["x-supervisor-reason"]) == (429, "too_many_bytes")
+        asked.set()
+        assert [(await one).status for one in first] == [200, 200]
+        assert (await s.ask(**dense)).status == 200
+
+
+@pytest.mark.parametrize("api", APIS)
+async def test_a_heavy_request_is_not_read_in_the_loop(
+    tmp_path: Path, api: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readers: list[threading.Thread] = []
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        readers.append(threading.current_thread())
+        return read_call(*args, **kwargs)
+
+    monkeypatch.setattr("supervisor.gateway.forward.read_call", watched)
+    async with stand(tmp_path) as s:
+        heavy = await s.ask(api, metadata={"x": [[]] * 10_000}, labels={"x": [[]] * 10_000})
+        assert heavy.status == 200, heavy.body
+        assert (await s.ask(api)).status == 200
+    main = threading.main_thread()
+    assert [reader is main for reader in readers] == [False, True]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_heavy_answer_is_not_read_in_the_loop_and_charged_as_it_says(
+    tmp_path: Path, streamed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readers: list[threading.Thread] = []
+    decode = msgspec.json.decode
+
+    def watched(data: bytes) -> Any:
+        readers.append(threading.current_thread())
+        return decode(data)
+
+    def script(asked: Asked) -> Reply:
+        answer = whole("openai-chat", MODEL, ["Hello"], Tokens())
+        answer["choices"][0]["logprobs"] = [{"token": "a", "bytes": [97]}] * 10_000
+        return (
+            stream([sse(answer), b"data: [DONE]\n\n"]) if streamed else Reply([json.dumps(answer).encode()])
+        )
+
+    async with stand(tmp_path, script) as s:
+        monkeypatch.setattr(msgspec.json, "decode", watched)
+        assert (await s.ask("openai-chat", stream=streamed)).status == 200
+        (done,) = await s.booked(1)
+        assert done.source is UsageSource.PROVIDER
+    assert threading.main_thread() not in readers and readers
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("api", APIS)
+async def test_an_answer_of_too_many_values_is_charged_at_the_hold(
+    tmp_path: Path, api: str, streamed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(figures, "MAX_VALUES", 1000)
+
+    def script(asked: Asked) -> Reply:
+        answer = {**whole(api, MODEL, ["Hello"], Tokens()), "x": [[]] * 1000}
+        return stream([sse(answer)]) if streamed else Reply([json.dumps(answer).encode()])
+
+    async with stand(tmp_path, script) as s:
+        await s.ask(api, stream=streamed)
+        (done,) = await s.booked(1)
+        assert (done.source, done.nanos) == (UsageSource.HOLD, done.held_nanos)
+
+
+async def test_a_run_that_ends_while_a_heavy_request_is_read_owes_nothing(tmp_path: Path) -> None:
+    target, body = request_of("anthropic-messages", metadata={"x": [[]] * 100_000})
+    async with stand(tmp_path) as s:
+        async with s.talk() as talk:
+            talk.request("POST", target, body)
+            await talk.writer.drain()
+            async with asyncio.timeout(20):
+                while not s.gateway.calls:
+                    await asyncio.sleep(0)
+            assert await s.gateway.close(10)
+        assert s.upstream.asked == [] and s.balances().run.held_nanos == 0
