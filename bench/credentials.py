@@ -223,7 +223,7 @@ FORMATS: dict[str, tuple[str, ...]] = {
 
 
 class Planted(NamedTuple):
-    """format: the key in FORMATS; where: the context; secret: parts that must not survive; line: one log line."""
+    """format: the key in FORMATS; where: the context; secret: what must not survive; line: one log line."""
 
     format: str
     where: str

@@ -27,7 +27,6 @@ from supervisor.logs.agent_files import AgentFiles
 from supervisor.logs.book import LogBook, LogLine
 from supervisor.logs.redact.known import KnownSecrets
 from supervisor.logs.redact.redactor import Redactor
-from supervisor.logs.redact.seam import LineRedactor
 from supervisor.logs.tail.pipes import PipeCapture, drain, make_pipe
 from supervisor.paths import Paths
 from supervisor.profile.load import Loaded
@@ -119,7 +118,7 @@ class LiveRun:
         self.around = around
         self.row = RunRow(run, around.recorder, around.clock, order.on_event, around.audit.event)
         self.profile = boxing.with_own_files_protected(order.loaded, order.tree)
-        self.redactor: LineRedactor = KnownSecrets(order.secrets)
+        self.redactor = Redactor(KnownSecrets(order.secrets))
         self.started = asyncio.Event()
         self.ended = asyncio.Event()
         self.problem: SupervisorError | None = None

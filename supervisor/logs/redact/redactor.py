@@ -5,8 +5,8 @@ Never passes on what it could not look at: too much of it at once, or too deep, 
 
 from __future__ import annotations
 
+import functools
 import hmac
-import importlib.util
 import secrets
 from bisect import bisect_right
 from collections import Counter
@@ -63,15 +63,24 @@ class Redactor:
         """
         self.known = known or KnownSecrets({})
         self.counts: Counter[str] = Counter()
-        rules = rules or shipped()
-        self.engines = engines or (default() if rules is shipped() else Engines(rules))
         self.longest = max(LONGEST, self.known.longest)
+        self._rules = rules
+        self._engines = engines
         self._key = key or secrets.token_bytes(32)
-        self._finder = Finder(self.engines, rules, self.known)
-        self._known_engine = _known_engine(self.known) if self.known.forms else None
+        self._known_engine: KnownEngine | None = None
+        self._known_wanted = bool(self.known.forms)
         self._watches: dict[str, Watch] = {}
         self._credit = _BURST
         self._bounded = bounded
+
+    @functools.cached_property
+    def engines(self) -> Engines:
+        """Nothing is read or compiled before the first line: most redactors are made at a run's start."""
+        return self._engines or (default() if self._rules is None else Engines(self._rules))
+
+    @functools.cached_property
+    def _finder(self) -> Finder:
+        return Finder(self.engines, self._rules or shipped(), self.known)
 
     @property
     def engine(self) -> str:
@@ -110,7 +119,11 @@ class Redactor:
             affordable = max(len(data) // _BYTES_PER_EVENT_WHEN_POOR, self._credit // _COST_EVENT)
             most = min(affordable, len(data) // _BYTES_PER_EVENT)
         most += _FREE_EVENTS
-        positions = [event.position for event in self.engines.now().scan(data, most)]
+        engine = self.engines.now()
+        positions = [event.position for event in engine.scan(data, most)]
+        if self._known_wanted and engine.name != "python":
+            self._known_wanted = False
+            self._known_engine = _known_engine(self.known)
         if self._known_engine is not None:
             positions += (end - 1 for end in self._known_engine.ends(data))
         elif self.known.any_in(data):
@@ -239,8 +252,6 @@ def _cost(line: bytes, events: int) -> int:
 
 
 def _known_engine(known: KnownSecrets) -> KnownEngine | None:
-    if importlib.util.find_spec("hyperscan") is None:
-        return None
     try:
         return KnownEngine(known)
     except Exception:
