@@ -15,6 +15,7 @@ from supervisor.logs.redact.samples import sample
 PAT = sample("ghp_{b62:36}", 1).encode()
 PASSWORD = b"hunter2Xy99"
 _SIZE = 8_000_000
+ONE_BYTE_LINES = "lines of one byte"
 
 
 class Flood(NamedTuple):
@@ -60,5 +61,5 @@ _LINES: dict[str, bytes] = {
     "long lines": b'{"t":"' + b"x" * 900_000 + PAT + b'"}',
     "prefixes": b"sk-" * 30_000,
     "surrogates": b"\\ud83d\\ude00" * 200 + b"\\u0041",
-    "one byte lines": b"=",
+    ONE_BYTE_LINES: b"=",
 }

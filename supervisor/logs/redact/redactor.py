@@ -95,8 +95,9 @@ class Redactor:
 
     def redact_lines(self, lines: list[bytes], stream: str = "") -> list[Redacted]:
         """One entry per line; see seam.Redacted. Lines hold no newline."""
-        if sum(map(len, lines)) < _BLOCK:
-            return self._block(lines, b"\n".join(lines), stream) if lines else []
+        whole = b"\n".join(lines)
+        if len(whole) < _BLOCK or len(lines) == 1:
+            return self._block(lines, whole, stream) if lines else []
         out: list[Redacted] = []
         first = 0
         while first < len(lines):
