@@ -12,7 +12,7 @@ from math import log2
 
 Anchor = tuple[frozenset[int], ...]
 
-LONGEST = 64
+LONGEST = 32
 """More positions than this say nothing new, and make both engines larger."""
 
 _ESCAPES = {
