@@ -61,6 +61,10 @@ class Watcher:
     idle: Callable[[Nothing], None] = lambda _: None
 
 
+_NOTHING_TODAY = ("empty", "daily_cap")
+"""Why a worker that is to end with the queue ends: waiting for midnight is not working."""
+
+
 @dataclass(slots=True)
 class QueueWorker:
     """work() until end() is called, or with until_empty until nothing is left to claim."""
@@ -92,7 +96,7 @@ class QueueWorker:
                     continue
                 if isinstance(outcome, Nothing):
                     self._tell_idle(outcome)
-                    if self.assignment.until_empty and outcome.why == "empty" and not self._busy:
+                    if self.assignment.until_empty and outcome.why in _NOTHING_TODAY and not self._busy:
                         return
                 await self._pause()
         if self._problem is not None:

@@ -13,6 +13,7 @@ import msgspec
 from supervisor.errors import NotFound, SupervisorError, UsageError
 from supervisor.limits.budget import Caps, Refusal, Scope
 from supervisor.limits.charges import Booking
+from supervisor.limits.money import show_usd
 from supervisor.runs.reasons import StopReason
 from supervisor.store.database import Database, Row
 from supervisor.store.ledger import Ledger
@@ -55,6 +56,12 @@ class Nothing:
 
     why: str
     detail: str = ""
+
+
+def _too_little(refused: Refusal, project: str) -> str:
+    whose = "the day" if refused.scope is Scope.GLOBAL_DAY else f"the day of project {project or '(none)'}"
+    left, cap = show_usd(refused.left), show_usd(refused.cap)
+    return f"{whose} has {left} of {cap} left, and a run may use {show_usd(refused.needed)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +157,7 @@ class Tickets:
             if _PAUSED in paused:
                 return Nothing("paused", "everything is paused")
             refused: Refusal | None = None
+            whose = ""
             passed_over = {key.removeprefix(f"{_PAUSED}:") for key in paused}
             some_paused = bool(passed_over)
             while (ticket := self._first_open(claim.projects, passed_over)) is not None:
@@ -158,11 +166,12 @@ class Tickets:
                     taken = self.find(ticket.key)
                     assert taken is not None
                     return Claimed(claim.run_id, taken)
+                whose = ticket.project
                 if refused.scope is Scope.GLOBAL_DAY:
                     break
                 passed_over.add(ticket.project)
             if refused is not None:
-                return Nothing("daily_cap", f"{refused.scope}: {refused.message}")
+                return Nothing("daily_cap", _too_little(refused, whose))
             if some_paused and self._first_open(claim.projects, ()) is not None:
                 return Nothing("paused", "every open ticket is of a project that is paused")
             return Nothing("empty")

@@ -152,7 +152,7 @@ def test_the_global_cap_holds_every_claim_back(store: Store) -> None:
         add(store, f"T{number}", project=f"P{number}")
     claimed(store, caps=caps, ceiling=60)
     found = nothing(store, caps=caps, ceiling=41)
-    assert found.why == "daily_cap" and "global_day" in found.detail
+    assert found.why == "daily_cap" and "the day has" in found.detail
     assert sum(row["left_nanos"] for row in rows(store, "SELECT * FROM ceilings")) == 60
 
 
