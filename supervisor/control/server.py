@@ -46,8 +46,8 @@ class ControlServer:
     def __init__(self, supervisor: Supervisor, handed_over: socket.socket | None = None) -> None:
         self.supervisor = supervisor
         self._handed_over = handed_over
-        zone = supervisor.config.daily.zone
-        self.queries = Queries(supervisor.store, supervisor.paths, zone)
+        daily = supervisor.config.daily
+        self.queries = Queries(supervisor.store, supervisor.paths, daily.zone, daily.caps)
         self.handlers: dict[str, Handler] = {
             "ping": self._ping,
             "ps": self._ps,
