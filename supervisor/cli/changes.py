@@ -24,7 +24,7 @@ from supervisor.identifiers import check_ticket
 from supervisor.profile.units import show_size
 from supervisor.store.records import Run
 from supervisor.store.store import Store
-from supervisor.workspace.apply import Vetted, vetted_changes
+from supervisor.workspace.apply import Vetted, keep_refused, vetted_changes
 from supervisor.workspace.apply import apply as write_changes
 from supervisor.workspace.apply import discard as remove_overlay
 from supervisor.workspace.overlay import Change, Trees, open_beneath
@@ -50,18 +50,24 @@ def diff(ticket: str, only_names: bool, as_json: bool) -> None:
             output.say(output.visible(_line(change), always=True))
             if not only_names and change.what == "file":
                 _print_text_diff(trees, change)
-        _print_refused(vetted)
-        output.say(output.dim(f"next      supervisorctl apply {ticket} · supervisorctl discard {ticket}"))
+        _print_refused(vetted, None if only_names else trees)
+        words = ["apply", "discard"] if vetted.accepted else ["discard"]
+        output.say(output.dim("next      " + " · ".join(f"supervisorctl {word} {ticket}" for word in words)))
 
 
 @click.command()
 @click.argument("ticket", shell_complete=complete_ticket)
 @json_option
-def apply(ticket: str, as_json: bool) -> None:
-    """Carry a run's changes over to its worktree. Protected paths and escaping links are refused."""
+def apply(ticket: str, as_json: bool) -> int:
+    """Carry a run's changes over to its worktree. Protected paths and escaping links are refused.
+
+    What is refused is kept, to be looked at with `diff`, until `discard`. Exit code 1 when something was
+    refused because the host changed it since the run began, else 0.
+    """
     outcome = apply_changes(ticket, quiet=as_json)
     if as_json:
         output.print_json(outcome)
+    return 1 if outcome["conflicts"] else 0
 
 
 @click.command()
@@ -85,13 +91,30 @@ def apply_changes(ticket: str, *, quiet: bool) -> dict[str, Any]:
         owner = os.stat(run.worktree)
         written = write_changes(trees, vetted.accepted, owner.st_uid, owner.st_gid)
         outcome = {"ticket": ticket, "written": written, **_as_json(vetted)}
-        _record(access, run, "applied", {"written": written, "refused": outcome["refused"][:100]})
-    remove_overlay(run.overlay)
-    if not quiet:
-        many = "1 change" if written == 1 else f"{written} changes"
-        output.say(f"{output.accent(ticket)}  {many} applied to {run.worktree}")
-        _print_refused(vetted)
+        outcome["conflicts"] = sum(refusal.conflicts for refusal in vetted.refused)
+        if vetted.refused:
+            keep_refused(run.overlay, vetted)
+        word = "partly applied" if vetted.refused else "applied"
+        _record(access, run, word, {"written": written, "refused": outcome["refused"][:100]})
+        if not quiet:
+            _say_applied(run, written, vetted)
+    if not vetted.refused:
+        remove_overlay(run.overlay)
     return outcome
+
+
+def _say_applied(run: Run, written: int, vetted: Vetted) -> None:
+    if not written and not vetted.refused:
+        output.say(f"{output.accent(run.ticket)}  changed nothing")
+        return
+    all_of_it = written + len(vetted.refused)
+    count = f"{written} of {all_of_it}" if vetted.refused else str(written)
+    many = f"{count} change" if all_of_it == 1 else f"{count} changes"
+    output.say(f"{output.accent(run.ticket)}  {many} applied to {run.worktree}")
+    _print_refused(vetted, None)
+    if vetted.refused:
+        kept = f"kept in {run.overlay}/upper until supervisorctl discard {run.ticket}"
+        output.say(output.dim(f"refused   {kept} · supervisorctl diff {run.ticket}"))
 
 
 @contextmanager
@@ -122,7 +145,7 @@ def _ended(store: Store, ticket: str) -> Run:
         raise UsageError(f"{ticket} is still running", hint=f"supervisorctl stop {ticket}")
     if not run.overlay:
         raise UsageError(f"{ticket} worked in its worktree directly; there is nothing to carry over")
-    if run.applied:
+    if run.applied in ("applied", "discarded"):
         raise UsageError(f"the changes of {ticket} were {run.applied} already")
     return run
 
@@ -131,7 +154,7 @@ def _record(access: Access, run: Run, word: str, detail: dict[str, Any]) -> None
     from supervisor.audit.records import Decision
     from supervisor.audit.trail import decision, note
 
-    what = Decision.CHANGES_APPLIED if word == "applied" else Decision.CHANGES_DISCARDED
+    what = Decision.CHANGES_DISCARDED if word == "discarded" else Decision.CHANGES_APPLIED
     note(access.paths.audit, decision(what, {**detail, "uid": os.getuid()}, run.run_id, run.ticket))
     at = rfc3339(SystemClock().utc())
     event = Event(at=at, run_id=run.run_id, ticket=run.ticket, kind=EventKind.WORKTREE_APPLIED, detail=detail)
@@ -158,9 +181,12 @@ def _line(change: Change) -> str:
     return f"{_MARK[change.how]} {change.path}{tail}{size}"
 
 
-def _print_refused(vetted: Vetted) -> None:
+def _print_refused(vetted: Vetted, trees: Trees | None) -> None:
+    """trees: to show what is refused as well."""
     for refusal in vetted.refused:
         output.say(output.bad(f"refused   {output.visible(refusal.path, always=True)}: {refusal.why}"))
+        if trees is not None and refusal.change.what == "file":
+            _print_text_diff(trees, refusal.change)
     if vetted.look_at:
         names = ", ".join(output.visible(name, always=True) for name in vetted.look_at[:10])
         output.say(f"look at   {names} (programs on this host obey these)")

@@ -6,6 +6,7 @@ Never writes a protected path, a special file or an escaping symlink, and never 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 import shutil
@@ -41,13 +42,27 @@ HANDOFF = (
 """Files that a program on the host obeys later: applied, but named, so that somebody looks at them."""
 
 
+_KEPT = "refused.json"
+"""Beside the layers of an overlay, where no agent comes: what the last apply refused."""
+
 _READ_FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW
+
+
+_CONFLICT = "changed on the host since the run began"
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
+    """One change that is not carried over, and why."""
+
     path: str
     why: str
+    change: Change
+
+    @property
+    def conflicts(self) -> bool:
+        """Refused because somebody else was here first, not because it must never be carried over."""
+        return self.why == _CONFLICT
 
 
 @dataclass(slots=True)
@@ -80,7 +95,7 @@ def vet(trees: Trees, protect: list[str], *, started_ns: int) -> Vetted:
                 if any(matches(pattern, change.path) for pattern in HANDOFF):
                     vetted.look_at.append(change.path)
             elif why is not None:
-                vetted.refused.append(Refusal(change.path, why))
+                vetted.refused.append(Refusal(change.path, why, change))
     except TooManyChanges as error:
         raise UsageError(f"this run made {error}", hint="look into its overlay folder by hand") from None
     _refuse_repositories(vetted, trees)
@@ -89,11 +104,12 @@ def vet(trees: Trees, protect: list[str], *, started_ns: int) -> Vetted:
 
 def _refuse_repositories(vetted: Vetted, trees: Trees) -> None:
     repository = makes_repositories(trees, vetted.accepted)
-    found = {change.path: folder for change in vetted.accepted if (folder := repository(change.path))}
-    vetted.accepted = [change for change in vetted.accepted if change.path not in found]
-    vetted.look_at = [path for path in vetted.look_at if path not in found]
-    for path, folder in found.items():
-        vetted.refused.append(Refusal(path, f"git would take {folder} for a repository"))
+    found = [(change, folder) for change in vetted.accepted if (folder := repository(change.path))]
+    refused = {change.path for change, _ in found}
+    vetted.accepted = [change for change in vetted.accepted if change.path not in refused]
+    vetted.look_at = [path for path in vetted.look_at if path not in refused]
+    for change, folder in found:
+        vetted.refused.append(Refusal(change.path, f"git would take {folder} for a repository", change))
 
 
 def _why_not(trees: Trees, change: Change, protect: list[str], started_ns: int) -> str | None:
@@ -111,7 +127,7 @@ def _why_not(trees: Trees, change: Change, protect: list[str], started_ns: int) 
     if change.what == "symlink" and change.how != "deleted" and _escapes(change):
         return f"symlink out of the worktree ({change.link})"
     if change.how != "added" and _changed_since(trees, change.path, change.how, started_ns):
-        return "changed on the host since the run began"
+        return _CONFLICT
     return ""
 
 
@@ -323,6 +339,8 @@ def _copy_sparse(reader: IO[bytes], writer: IO[bytes], size: int) -> None:
 
 def discard(overlay: str) -> None:
     """Remove an overlay's folders. rm is used for its depth: an agent may have nested ten thousand."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(f"{overlay}/{_KEPT}")
     for name in ("upper", "work"):
         path = f"{overlay}/{name}"
         if os.path.isdir(path) and not os.path.islink(path):
@@ -336,7 +354,10 @@ def discard(overlay: str) -> None:
 
 
 def vetted_changes(overlay: str, worktree: str, protect: list[str], started_ns: int) -> tuple[Trees, Vetted]:
-    """Open both layers and decide; the caller closes the trees. Raises UsageError when there are none."""
+    """Open both layers and decide; the caller closes the trees. Raises UsageError when there are none.
+
+    After an apply that refused something, only what it refused is looked at again.
+    """
     try:
         trees = open_trees(overlay, worktree)
     except FileNotFoundError:
@@ -344,7 +365,31 @@ def vetted_changes(overlay: str, worktree: str, protect: list[str], started_ns: 
             "this run has no changes kept", hint="they were applied or discarded before"
         ) from None
     try:
-        return trees, vet(trees, protect, started_ns=started_ns)
+        vetted = vet(trees, protect, started_ns=started_ns)
+        kept = _kept(overlay)
     except BaseException:
         trees.close()
         raise
+    if kept is not None:
+        vetted.accepted = [change for change in vetted.accepted if change.path in kept]
+        vetted.refused = [refusal for refusal in vetted.refused if refusal.path in kept]
+        vetted.look_at = [path for path in vetted.look_at if path in kept]
+    return trees, vetted
+
+
+def keep_refused(overlay: str, vetted: Vetted) -> None:
+    """Remember what an apply refused. The rest is in the worktree, and is not to be read as a change again:
+    a folder that was moved there would look like one whose contents are to be deleted."""
+    with open(f"{overlay}/{_KEPT}.new", "w", encoding="ascii") as file:
+        json.dump([refusal.path for refusal in vetted.refused], file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(f"{overlay}/{_KEPT}.new", f"{overlay}/{_KEPT}")
+
+
+def _kept(overlay: str) -> frozenset[str] | None:
+    try:
+        with open(f"{overlay}/{_KEPT}", encoding="ascii") as file:
+            return frozenset(json.load(file))
+    except FileNotFoundError:
+        return None

@@ -98,7 +98,7 @@ def run(there: Stand, code: str) -> str:
 
 def applied(there: Stand, ticket: str) -> Any:
     done = there.ctl("apply", ticket, "--json")
-    assert done.code == 0, done
+    assert done.code == (1 if done.json["conflicts"] else 0), done
     return done.json
 
 
@@ -246,6 +246,31 @@ def test_what_could_act_on_the_host_is_refused(full: Stand) -> None:
     shown = full.events(ticket)[-1]
     assert shown["kind"] == "worktree_applied"
     assert {refusal["path"] for refusal in shown["detail"]["refused"]} == set(REFUSED)
+
+
+def test_what_is_refused_is_kept_and_shown_until_it_is_discarded(full: Stand) -> None:
+    """Two runs on one tree: of the second only what the first, or the host, changed too is left over."""
+    first = run(full, "open('README', 'w').write('of the first')")
+    second = run(full, "open('README', 'w').write('of the second'); os.rename('d', 'm'); os.mkfifo('pipe')")
+    assert applied(full, first)["conflicts"] == 0
+    said = full.ctl("apply", second)
+    assert said.code == 1 and "changed on the host" in said.out and "discard" in said.out
+    assert (full.tree / "m/one").read_text() == "1\n" and not (full.tree / "d").exists()
+    after = see(full.tree)
+
+    shown = full.ctl("diff", second)
+    assert shown.code == 0 and "of the second" in shown.out and "of the first" in shown.out
+    assert "supervisorctl apply" not in shown.out, "nothing is left that could be applied"
+    left = full.ctl("diff", second, "--json").json
+    assert {refusal["path"] for refusal in left["refused"]} == {"README", "pipe"} and left["changes"] == []
+    again = full.ctl("apply", second, "--json")
+    assert again.code == 1 and again.json["written"] == 0
+    assert see(full.tree) == after, "what was moved is not taken for a folder that was emptied"
+
+    upper = Path(full.ended(second).overlay) / "upper"
+    assert (upper / "README").read_text() == "of the second"
+    assert full.ctl("discard", second).code == 0 and not upper.exists()
+    assert full.ctl("diff", second).code == 2
 
 
 def test_set_uid_bits_do_not_arrive(full: Stand) -> None:
