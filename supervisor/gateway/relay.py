@@ -8,15 +8,16 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Mapping
+from email.utils import formatdate
 from functools import partial
 
-import aiohttp
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 from multidict import CIMultiDict
 
 from supervisor.gateway.aside import Aside
 from supervisor.gateway.calls import UsageReader
 from supervisor.gateway.sse import SseEvent, SseSplitter
+from supervisor.gateway.wire import BrokenOff, UpstreamAnswer
 from supervisor.logs.redact import KnownSecrets
 
 _UNWATCHED_BYTES = 32 << 10
@@ -66,6 +67,47 @@ class Patience:
         self._next_s = 0.0
 
 
+class _Chunked(web.StreamResponse):
+    """An answer in chunks to a client that speaks HTTP/1.1, framed here: by the library it costs thrice
+    as much. The library asks for its beginning and its end too."""
+
+    def __init__(self, request: web.BaseRequest, status: int, headers: CIMultiDict[str]) -> None:
+        super().__init__(status=status, headers=headers)
+        self._asked = request
+        self._is_over = False
+
+    @property
+    def keep_alive(self) -> bool | None:
+        return self._asked.keep_alive
+
+    async def prepare(self, request: web.BaseRequest) -> None:
+        """The head has been written by begin, or nobody is there any more."""
+
+    def begin(self) -> None:
+        lines = [f"HTTP/1.1 {self.status} {self.reason}"]
+        lines += [f"{name}: {value}" for name, value in self.headers.items()]
+        if "Date" not in self.headers:
+            lines.append(f"Date: {formatdate(usegmt=True)}")
+        if not self.keep_alive:
+            lines.append("Connection: close")
+        lines += ["Transfer-Encoding: chunked", "", ""]
+        self._put("\r\n".join(lines).encode("ascii"))
+
+    async def write(self, data: bytes | bytearray | memoryview) -> None:
+        self._put(b"%x\r\n%b\r\n" % (len(data), bytes(data)))
+        await self._asked.writer.drain()
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._put(b"0\r\n\r\n")
+
+    def _put(self, data: bytes) -> None:
+        if self._asked.transport is None or self._asked.transport.is_closing():
+            raise ConnectionResetError("the client has gone")
+        self._asked.transport.write(data)
+
+
 class Client:
     """The side of the agent. It can go away at any time; then nothing is written any more."""
 
@@ -102,9 +144,13 @@ class Client:
         return response
 
     async def begin(self, status: int, headers: CIMultiDict[str]) -> None:
-        self._response = web.StreamResponse(status=status, headers=headers)
         try:
-            await self._response.prepare(self._request)
+            if self._request.version == HttpVersion11:
+                self._response = chunked = _Chunked(self._request, status, headers)
+                chunked.begin()
+            else:
+                self._response = web.StreamResponse(status=status, headers=headers)
+                await self._response.prepare(self._request)
         except ConnectionError:
             self._lost()
 
@@ -158,7 +204,7 @@ class Answer:
 
     def __init__(
         self,
-        answer: aiohttp.ClientResponse,
+        answer: UpstreamAnswer,
         reader: UsageReader,
         secrets: KnownSecrets,
         patience: Patience,
@@ -219,9 +265,9 @@ class Answer:
                 ended = ended or data == b"[DONE]" or _END.search(data) is not None
                 if not visible:
                     continue
-            shown.append(self.clean(raw))
+            shown.append(raw)
         if shown:
-            await client.write(shown[0] if len(shown) == 1 else b"".join(shown))
+            await client.write(self.clean(shown[0] if len(shown) == 1 else b"".join(shown)))
         if ended:
             # After the write, which settling would delay; a next request is only read in a later turn.
             on_end()
@@ -235,10 +281,9 @@ class Answer:
 
     async def _next(self) -> bytes:
         try:
-            chunk = await self._answer.content.readany()
-        except (aiohttp.ClientError, aiohttp.http_exceptions.HttpProcessingError, OSError) as error:
-            # TimeoutError is an OSError: ours arrives as a cancellation, and this is none of it.
-            raise Cut(f"upstream broke off: {type(error).__name__}") from error
+            chunk = await self._answer.readany()
+        except BrokenOff as error:
+            raise Cut(f"upstream broke off: {error}") from error
         self._patience.alive(asyncio.get_running_loop().time())
         return chunk
 
