@@ -74,16 +74,19 @@ class _Chunked(web.StreamResponse):
     def __init__(self, request: web.BaseRequest, status: int, headers: CIMultiDict[str]) -> None:
         super().__init__(status=status, headers=headers)
         self._asked = request
+        self._held = b""
         self._is_over = False
+        self._has_ended = False
 
     @property
     def keep_alive(self) -> bool | None:
         return self._asked.keep_alive
 
     async def prepare(self, request: web.BaseRequest) -> None:
-        """The head has been written by begin, or nobody is there any more."""
+        """The head is written with the first chunk, or nobody is there any more."""
 
     def begin(self) -> None:
+        """Nothing is written before flush or write: each time costs a call of the kernel."""
         lines = [f"HTTP/1.1 {self.status} {self.reason}"]
         lines += [f"{name}: {value}" for name, value in self.headers.items()]
         if "Date" not in self.headers:
@@ -91,18 +94,28 @@ class _Chunked(web.StreamResponse):
         if not self.keep_alive:
             lines.append("Connection: close")
         lines += ["Transfer-Encoding: chunked", "", ""]
-        self._put("\r\n".join(lines).encode("ascii"))
+        self._held = "\r\n".join(lines).encode("ascii")
 
     async def write(self, data: bytes | bytearray | memoryview) -> None:
-        self._put(b"%x\r\n%b\r\n" % (len(data), bytes(data)))
+        self._held += b"%x\r\n%b\r\n" % (len(data), bytes(data))
+        self.flush()
         await self._asked.writer.drain()
 
-    async def write_eof(self, data: bytes = b"") -> None:
-        if not self._is_over:
-            self._is_over = True
-            self._put(b"0\r\n\r\n")
+    def end_with_next(self) -> None:
+        """What is written next is the last."""
+        self._is_over = True
 
-    def _put(self, data: bytes) -> None:
+    async def write_eof(self, data: bytes = b"") -> None:
+        self._is_over = True
+        self.flush()
+
+    def flush(self) -> None:
+        data, self._held = self._held, b""
+        if self._is_over and not self._has_ended:
+            self._has_ended = True
+            data += b"0\r\n\r\n"
+        if not data:
+            return
         if self._asked.transport is None or self._asked.transport.is_closing():
             raise ConnectionResetError("the client has gone")
         self._asked.transport.write(data)
@@ -154,13 +167,23 @@ class Client:
         except ConnectionError:
             self._lost()
 
-    async def write(self, data: bytes) -> None:
+    def flush(self) -> None:
+        """What waits for the first chunk does not wait any longer."""
+        if isinstance(self._response, _Chunked) and not self._gone:
+            try:
+                self._response.flush()
+            except ConnectionError:
+                self._lost()
+
+    async def write(self, data: bytes, *, last: bool = False) -> None:
         response, transport = self._response, self._request.transport
         if self._gone or response is None:
             return
         if transport is None:
             self._lost()
             return
+        if last and isinstance(response, _Chunked):
+            response.end_with_next()
         try:
             if transport.get_write_buffer_size() + len(data) < _UNWATCHED_BYTES:
                 await response.write(data)
@@ -183,6 +206,7 @@ class Client:
 
     def break_off(self) -> web.StreamResponse:
         """The client sees that the answer is not whole: what was written arrives, its end does not."""
+        self.flush()
         if self._request.transport is not None:
             self._request.transport.close()
         return self.began_with()
@@ -244,16 +268,26 @@ class Answer:
         """
         splitter = SseSplitter()
         first = True
-        while chunk := await self._next():
+        while True:
+            if not self._answer.has_more:
+                client.flush()
+            chunk = await self._next()
+            if not chunk:
+                break
             if first:
                 first = False
                 on_byte()
             events = splitter.feed(chunk)
+            over = self._answer.is_over
+            if over:
+                events += splitter.close()
             if events:
-                await self._pass_on(events, client, on_end)
+                await self._pass_on(events, client, on_end, last=over)
         await self._pass_on(splitter.close(), client, on_end)
 
-    async def _pass_on(self, events: list[SseEvent], client: Client, on_end: Callable[[], None]) -> None:
+    async def _pass_on(
+        self, events: list[SseEvent], client: Client, on_end: Callable[[], None], *, last: bool = False
+    ) -> None:
         shown = []
         ended = False
         for raw, data in events:
@@ -267,7 +301,7 @@ class Answer:
                     continue
             shown.append(raw)
         if shown:
-            await client.write(self.clean(shown[0] if len(shown) == 1 else b"".join(shown)))
+            await client.write(self.clean(shown[0] if len(shown) == 1 else b"".join(shown)), last=last)
         if ended:
             # After the write, which settling would delay; a next request is only read in a later turn.
             on_end()

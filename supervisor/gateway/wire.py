@@ -151,6 +151,14 @@ class _Connection(asyncio.Protocol):
             self.transport.resume_reading()
         return data
 
+    @property
+    def has_more(self) -> bool:
+        return bool(self._came or self.error or (self.reader is not None and self.reader.complete))
+
+    @property
+    def is_over(self) -> bool:
+        return not self._came and self.reader is not None and self.reader.complete
+
     async def _something(self) -> None:
         """Until something happens."""
         self._waiting = asyncio.get_running_loop().create_future()
@@ -182,6 +190,16 @@ class UpstreamAnswer:
     def content_type(self) -> str:
         """Without parameters, in lower case; "" where there is none."""
         return self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+
+    @property
+    def has_more(self) -> bool:
+        """Is there something to read, or its end, without waiting?"""
+        return self._connection is None or bool(self._packed) or self._connection.has_more
+
+    @property
+    def is_over(self) -> bool:
+        """Was everything read, and is nothing to come?"""
+        return self._unpacker is None and self._connection is not None and self._connection.is_over
 
     async def readany(self) -> bytes:
         """What has come by now, unpacked; b"" at the end. Raises BrokenOff."""
