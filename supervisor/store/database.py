@@ -58,6 +58,10 @@ class Database(Protocol):
         """From now on wait no longer than that for anything."""
         ...
 
+    def tidy(self) -> None:
+        """Do now, while nobody waits, what a later commit would have to do."""
+        ...
+
     def close(self) -> None: ...
 
 

@@ -66,6 +66,9 @@ class PostgresDatabase:
         if self._db is not None and not self._db.closed:
             self.rows(f"SET statement_timeout = {int(patience_s * 1000)}")
 
+    def tidy(self) -> None:
+        """The server does that by itself."""
+
     def now(self) -> datetime:
         found: datetime = self.rows("SELECT clock_timestamp() AS now")[0]["now"]
         return found

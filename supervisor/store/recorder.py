@@ -27,6 +27,9 @@ _CLOSING_PATIENCE_S = 0.2
 _CONTENTION_TRIES = 5
 _TOGETHER = 64
 _COMPANY_S = 0.002
+_QUIET_S = 0.2
+_TIDY_AFTER = 50
+"""Commits. Each is about ten pages of SQLite's log."""
 
 Tell = Callable[[Any, BaseException | None], None]
 """What an action gave, or its error. Called in the recorder's thread; must not fail or block."""
@@ -66,6 +69,7 @@ class Recorder:
         self._closing = threading.Event()
         self._gate = threading.Lock()
         self._is_closed = False
+        self._untidy = 0
         self.problem = ""
         opened: Future[None] = Future()
         self._thread = threading.Thread(
@@ -124,10 +128,21 @@ class Recorder:
             return
         opened.set_result(None)
         try:
-            while (first := self._queue.get()) is not None:
+            while (first := self._next(store)) is not None:
                 self._carry_out(store, self._with_those_waiting(first))
+                self._untidy += 1
         finally:
             store.close()
+
+    def _next(self, store: Store) -> _Write | None:
+        """Tidies up where there is something to tidy and nobody has come for a while."""
+        if self._untidy >= _TIDY_AFTER:
+            with contextlib.suppress(Empty):
+                return self._queue.get(timeout=_QUIET_S)
+            with contextlib.suppress(StateError):
+                store.tidy()
+            self._untidy = 0
+        return self._queue.get()
 
     def _with_those_waiting(self, first: _Write) -> list[_Write]:
         together = [first]

@@ -15,6 +15,9 @@ from supervisor.errors import StateError
 from supervisor.store.database import Conflict, Row, SamePart, Spoilt, schema_files, statements
 
 _BUSY_TIMEOUT_S = 10.0
+_WAL_PAGES = 4000
+"""16 MiB. The commit that passes this also copies the log into the database; tidy() does it before."""
+
 _OLDEST = (3, 35)
 _NETWORK_TYPES = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "ceph", "fuse.sshfs", "fuse.glusterfs", "afs")
 
@@ -46,6 +49,7 @@ class SqliteDatabase:
         self.rows("PRAGMA journal_mode = WAL")
         self.rows("PRAGMA synchronous = FULL")
         self.rows("PRAGMA foreign_keys = ON")
+        self.rows(f"PRAGMA wal_autocheckpoint = {_WAL_PAGES}")
         self._migrate()
 
     def close(self) -> None:
@@ -53,6 +57,10 @@ class SqliteDatabase:
 
     def hurry(self, patience_s: float) -> None:
         self.rows(f"PRAGMA busy_timeout = {int(patience_s * 1000)}")
+
+    def tidy(self) -> None:
+        """Whoever reads or writes meanwhile is not waited for."""
+        self.rows("PRAGMA wal_checkpoint(PASSIVE)")
 
     def now(self) -> None:
         """The host's clock is the only one there is."""

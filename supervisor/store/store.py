@@ -45,6 +45,7 @@ class Store:
         self.tickets = Tickets(database, self.ledger)
         self.hurry = database.hurry
         self.close = database.close
+        self.tidy = database.tidy
         self.transaction = database.transaction
 
     def now(self) -> datetime | None:

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future
 from pathlib import Path
@@ -226,3 +227,14 @@ def test_a_whole_transaction_in_which_a_part_failed_is_undone(location: str) -> 
         raise RuntimeError
     assert store.settings() == {"after": "1"}, "only the whole one has no parts"
     store.close()
+
+
+def test_what_is_written_reaches_the_file_itself_once_it_is_quiet(tmp_path: Path) -> None:
+    path = tmp_path / "db"
+    recorder = Recorder(str(path))
+    for number in range(200):
+        recorder.write(lambda store, n=number: store.set_setting(f"only in here {n}", "1")).result()  # type: ignore[misc]
+    with contextlib.closing(open_store(str(path))):
+        while b"only in here 199" not in path.read_bytes():
+            time.sleep(0.01)
+    recorder.close()
