@@ -1,6 +1,6 @@
 """Owns a run's gateway in a process of its own, of the same parts as the daemon's: only the box is missing.
 May touch the state folder, the listener and the configuration that it is given.
-Never leaves out a write that a real call makes: the reservation, the settlement, the event.
+Never leaves out a write that a real call makes: the reservation, the settlement, the event, its line in the trail.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
+from supervisor.audit.trail import Trail
 from supervisor.booking import BookingClock
 from supervisor.clock import SystemClock, boot_id
 from supervisor.config import load_config
@@ -46,11 +47,13 @@ async def _serve(folder: Path, listener: int) -> None:
         state=RunState.CREATED,
         created_at=booking.now(),
     )
-    row = RunRow(run, recorder, clock, lambda _: None)
+    trail = Trail(str(folder / "audit"))
+    row = RunRow(run, recorder, clock, lambda _: None, trail.event)
     created = row.make_event(EventKind.RUN_CREATED, {"profile": run.profile})
     await recorder.call(lambda store: store.create_run(run, created))
     async with AsyncExitStack() as stack:
         stack.callback(recorder.close)
+        stack.callback(trail.close)
         hub = GatewayHub(config, recorder)
         stack.push_async_callback(hub.close)
         spending = Spending(

@@ -295,6 +295,7 @@ class Answer:
                 if len(data) <= _LIGHT_BYTES:
                     visible = self._reader.event(data)
                 else:
+                    client.flush()
                     visible = await self._aside.read(partial(self._reader.event, data), data)
                 ended = ended or data == b"[DONE]" or _END.search(data) is not None
                 if not visible:
