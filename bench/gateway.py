@@ -1,6 +1,6 @@
 """Owns a run's gateway in a process of its own, of the same parts as the daemon's: only the box is missing.
 May touch the state folder, the listener and the configuration that it is given.
-Never leaves out a write that a real call makes: the reservation, the settlement, the event, its line in the trail.
+Never leaves out what a real call writes: reservation, settlement, event, its record in the trail.
 """
 
 from __future__ import annotations
