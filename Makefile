@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin
 
-.PHONY: help setup run test lint types unit test-agents test-system bench-box bench-audit clean
+.PHONY: help setup run test lint types unit test-agents test-system bench-box bench-money bench-audit clean
 
 help:
 	@echo "make run          box a small real agent that repairs a failing test (no key, no network)"
@@ -13,6 +13,7 @@ help:
 	@echo "make test-agents  every known agent program in a box, installed below ~/.cache (2.5 GB)"
 	@echo "make test-system  the same promises in a Debian virtual machine with cgroup v2"
 	@echo "make bench-box    measure the box and the kill beside their peers"
+	@echo "make bench-money  measure the gateway and the ledger, beside LiteLLM's proxy"
 	@echo "make bench-audit  measure lint, verification and the unit's exposure"
 
 $(VENV)/.ready: pyproject.toml scripts/setup
@@ -45,6 +46,9 @@ test-system: setup
 
 bench-box: setup
 	$(RUN)/python -m bench.box
+
+bench-money: setup
+	$(RUN)/python -m bench.money
 
 bench-audit: setup
 	$(RUN)/python -m bench.audit
