@@ -1,4 +1,4 @@
-"""Owns the commands of the queue: add, list, requeue.
+"""Owns the commands of the queue: add, list, requeue, remove.
 May touch the queue in the state's database, and standard output.
 Never runs anything: a worker does.
 """
@@ -95,6 +95,21 @@ def requeue(keys: tuple[str, ...], as_json: bool) -> None:
         return
     for ticket in made:
         output.say(f"{output.accent(ticket.key)}  open again")
+
+
+@tickets.command()
+@click.argument("keys", nargs=-1, required=True, metavar="KEY…")
+@json_option
+def remove(keys: tuple[str, ...], as_json: bool) -> None:
+    """Take tickets out of the queue that have never run."""
+    with open_access() as access:
+        queue = access.store.tickets
+        gone = [queue.remove(check_ticket(key)) for key in dict.fromkeys(keys)]
+    if as_json:
+        output.print_json([_as_data(ticket) for ticket in gone])
+        return
+    for ticket in gone:
+        output.say(f"{output.accent(ticket.key)}  taken out of the queue")
 
 
 def _as_data(ticket: Ticket) -> dict[str, Any]:

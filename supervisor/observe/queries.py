@@ -52,6 +52,12 @@ class Queries:
     def find(self, ticket: str) -> Run:
         run = self.store.latest_run(ticket)
         if run is None:
+            waits = self.store.ticket(ticket)
+            if waits is not None:
+                raise NotFound(
+                    f"{ticket} is {waits.state} in the queue and has not run",
+                    hint=f"supervisorctl tickets remove {ticket} takes it out",
+                )
             raise NotFound(f"no ticket {ticket!a} has ever run here", hint=self._known())
         return run
 

@@ -5,6 +5,7 @@ Never lets an unknown key, a wrong type or an impossible value pass: each is an 
 
 from __future__ import annotations
 
+import copy
 import difflib
 import hashlib
 import re
@@ -70,9 +71,16 @@ def load(reference: str, limits: Mapping[str, str] | None = None) -> Loaded:
     """
     sources: list[str] = []
     merged = _read_with_parents(_locate(reference, None), sources, 0)
-    if limits:
-        merged["limits"] = {**merged.get("limits", {}), **{k: _value(k, v) for k, v in limits.items()}}
-    return _loaded(merged, {path: Path(path).read_text(encoding="utf-8") for path in sources})
+    texts = {path: Path(path).read_text(encoding="utf-8") for path in sources}
+    if not limits:
+        return _loaded(merged, texts)
+    _loaded(copy.deepcopy(merged), texts)  # what is wrong without them is not theirs
+    merged["limits"] = {**merged.get("limits", {}), **{k: _value(k, v) for k, v in limits.items()}}
+    try:
+        return _loaded(merged, texts)
+    except ProfileError as error:
+        given = " ".join(f"--limit {key}={value}" for key, value in limits.items())
+        raise ProfileError(f"{given}: {error.what}", hint=error.hint) from None
 
 
 def load_text(name: str, text: str, beside: Path) -> Loaded:
@@ -104,6 +112,8 @@ def _loaded(merged: dict[str, Any], texts: dict[str, str]) -> Loaded:
 def _value(key: str, text: str) -> object:
     """As the file would have it: a number where the key takes one, else a string without its quotes."""
     if ("limits", key) not in UNITS:
+        if thousands := re.fullmatch(r"(\d+)([kM])", text):
+            return int(thousands[1]) * {"k": 1000, "M": 1_000_000}[thousands[2]]
         for kind in (int, float):
             try:
                 return kind(text.replace("_", ""))

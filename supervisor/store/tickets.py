@@ -83,6 +83,9 @@ class Claim:
     caps_of: Callable[[str], Caps] = lambda _: Caps()
 
 
+_WAITS = "it waits in the queue already; supervisorctl tickets remove takes it out"
+
+
 class Tickets:
     """The queue as a table. Each method is one transaction."""
 
@@ -105,7 +108,9 @@ class Tickets:
             if not made:
                 raise UsageError(
                     f"there is a ticket {key} already ({found.state})",
-                    hint=f"supervisorctl tickets requeue {key} lets it run again",
+                    hint=_WAITS
+                    if found.state == TicketState.OPEN
+                    else f"supervisorctl tickets requeue {key} lets it run again",
                 )
             return found
 
@@ -122,6 +127,24 @@ class Tickets:
         )
         return [_ticket(row) for row in rows]
 
+    def remove(self, key: str) -> Ticket:
+        """Take a ticket out that has never run. Raises NotFound, and UsageError for one with a record."""
+        with self._db.transaction():
+            found = self.find(key)
+            if found is None:
+                raise NotFound(f"there is no ticket {key}", hint="supervisorctl tickets list")
+            if found.state != TicketState.OPEN:
+                raise UsageError(
+                    f"ticket {key} is {found.state}", hint="only one that waits can be taken out"
+                )
+            if found.attempts:
+                raise UsageError(
+                    f"ticket {key} has run before, and its record stays",
+                    hint=f"supervisorctl pause --project {found.project}" if found.project else "",
+                )
+            self._db.change("DELETE FROM tickets WHERE key = ? AND state = 'open'", (key,))
+            return found
+
     def requeue(self, key: str, at: str) -> Ticket:
         """Let a ticket that has ended run again. Raises NotFound, and UsageError while it is not over."""
         with self._db.transaction():
@@ -132,6 +155,8 @@ class Tickets:
                 raise UsageError(
                     f"a stop for {key} is in force", hint=f"supervisorctl resume {key} clears it"
                 )
+            if found.state == TicketState.OPEN:
+                return found
             if found.state not in (TicketState.ENDED, TicketState.NEEDS_REVIEW):
                 raise UsageError(f"ticket {key} is {found.state}", hint="it has to end first")
             if self._db.rows("SELECT run_id FROM runs WHERE ticket = ? AND state <> 'ended'", (key,)):

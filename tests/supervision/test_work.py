@@ -57,8 +57,10 @@ def test_a_worker_runs_every_ticket_once_in_order(place: Stand) -> None:
 def test_a_ticket_runs_again_only_when_it_is_requeued(place: Stand) -> None:
     place.ctl("tickets", "add", "A")
     twice = place.ctl("tickets", "add", "A")
-    assert twice.code == 2 and "requeue" in twice.err
-    assert place.ctl("tickets", "requeue", "A").code == 2  # it is open
+    assert twice.code == 2 and "tickets remove" in twice.err
+    assert place.ctl("tickets", "requeue", "A").code == 0, "it waits already"
+    waits = place.ctl("kill", "A")
+    assert waits.code == 3 and "is open in the queue" in waits.err
     assert place.ctl("tickets", "requeue", "Z").code == 3
     work(place)
     assert place.ctl("tickets", "requeue", "A").code == 0
