@@ -6,21 +6,30 @@ Never asserts a time: what must not wait for the attacker is seen to go on elsew
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import msgspec
 import pytest
+from aiohttp import web
 from gateway_stand import APIS, MODEL, request_of, stand
+from models import gateway_profile, with_model
 from scripted_upstream import Asked, Reply, Tokens, Until, good, sse, stream, whole
+from stand import Stand as Supervised
 
 from supervisor.gateway.requests import read_call
 from supervisor.gateway.settings import GatewaySettings
 from supervisor.gateway.strict import MAX_VALUES, VALUE_BYTES, has_more_values
 from supervisor.gateway.usage import figures
 from supervisor.limits.usage import UsageSource
+from supervisor.runs.reasons import StopReason
+
+pytest_plugins = ["stand_fixtures"]
 
 # ---------------------------------------------------------------- bodies that are nothing but structure
 
@@ -167,3 +176,106 @@ async def test_a_run_that_ends_while_a_heavy_request_is_read_owes_nothing(tmp_pa
                     await asyncio.sleep(0)
             assert await s.gateway.close(10)
         assert s.upstream.asked == [] and s.balances().run.held_nanos == 0
+
+
+# ---------------------------------------------------------------- connections that never let go of the loop
+
+FLOOD = """
+import os, socket, urllib.parse
+where = urllib.parse.urlparse(os.environ["ANTHROPIC_BASE_URL"])
+def opened():
+    line = socket.create_connection((where.hostname, where.port))
+    line.sendall(b"POST /v1/messages HTTP/1.1\\r\\nHost: a\\r\\nTransfer-Encoding: chunked\\r\\n\\r\\n")
+    line.setblocking(False)
+    return line
+lines = [opened() for _ in range(200)]
+print("UP", flush=True)
+chunks = b"1\\r\\n \\r\\n" * 20_000
+while True:
+    for number, line in enumerate(lines):
+        try: line.send(chunks)
+        except BlockingIOError: pass
+        except OSError: lines[number] = opened()
+"""
+"""Two hundred bodies in chunks of one byte: a turn of the loop took seconds, and kill gave up."""
+
+
+def test_a_run_that_floods_its_gateway_can_be_killed(place: Supervised) -> None:
+    with_model(place)
+    place.serve()
+    ticket = place.start(FLOOD, profile=gateway_profile(place))
+    assert place.ctl("kill", ticket).code == 0
+    assert place.ended(ticket).reason is StopReason.KILLED
+
+
+async def test_all_connections_share_what_is_read_in_one_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turn, read = 0, Counter[int]()
+    received = web.RequestHandler.data_received
+
+    def counted(self: web.RequestHandler, data: bytes) -> None:
+        read[turn] += len(data)
+        received(self, data)
+
+    async def turns() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(web.RequestHandler, "data_received", counted)
+    target, body = request_of("anthropic-messages", messages=[{"role": "user", "content": "x" * 100_000}])
+    async with stand(tmp_path, lambda asked: good(asked)) as s:
+        ticking = asyncio.create_task(turns())
+        answers = await asyncio.gather(*(s.send("POST", target, body) for _ in range(100)))
+        ticking.cancel()
+    assert {answered.status for answered in answers} == {200}
+    # A quarter of a kilobyte each, if they are very many.
+    assert sum(read.values()) > 100 * len(body) and max(read.values()) <= 64 << 10
+
+
+async def test_unpacking_lets_the_loop_come_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thirty kilobytes that are thirty megabytes are all there at once."""
+    packed = gzip.compress(b" " * (16 << 20))
+    sizes: list[int] = []
+    readany = aiohttp.StreamReader.readany
+
+    async def counted(self: aiohttp.StreamReader) -> bytes:
+        chunk = await readany(self)
+        sizes.append(len(chunk))
+        return chunk
+
+    turn, seen = 0, set[int]()
+
+    async def turns() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            seen.add(len(sizes))
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(aiohttp.StreamReader, "readany", counted)
+    async with stand(tmp_path) as s:
+        ticking = asyncio.create_task(turns())
+        assert (await s.send("POST", "/v1/messages", packed, {"Content-Encoding": "gzip"})).status == 400
+        ticking.cancel()
+    pieces = len([size for size in sizes if size])
+    assert pieces > 8 and max(sizes) <= 1 << 20
+    # Between any two pieces somebody else had a turn.
+    assert len(seen & set(range(1, pieces))) == pieces - 1
+
+
+async def test_a_client_that_resets_is_no_failure_of_ours(tmp_path: Path) -> None:
+    """Each would be an event of the run, as often as the agent likes."""
+    async with stand(tmp_path) as s:
+        for _ in range(3):
+            async with s.talk() as talk:
+                talk.writer.write(b"POST /v1/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 9000\r\n\r\n{")
+                await talk.writer.drain()
+                async with asyncio.timeout(20):
+                    while not s.gateway.calls:
+                        await asyncio.sleep(0.001)
+                talk.writer.transport.abort()
+            await s.quiet()
+        assert s.codes() == []
