@@ -45,7 +45,8 @@ def bill(terms: Terms, reported: Reported, *, status: int) -> Bill | None:
 
     status: of the provider's answer, 0 when the call was sent and no answer came. A complete report is
     charged as it is. A cut answer costs its input as reported, or the bound that was held for it, and
-    an estimate of its output; no estimate is above the hold. Where nothing was seen, the hold is charged.
+    an estimate of its output, which is all that was held where it can think unseen; no estimate is above
+    the hold. Where nothing was seen, the hold is charged.
     """
     usage = reported.usage
     if usage is not None and usage.total == 0:
@@ -74,7 +75,7 @@ def _hold(terms: Terms, *, answered: bool) -> Bill:
 def _estimate(terms: Terms, usage: TokenUsage | None, reported: Reported) -> Bill:
     ask, grant = terms.ask, terms.grant
     most = grant.output_tokens * ask.answers
-    relayed = min(-(-reported.output_bytes // BYTES_PER_TOKEN), most)
+    relayed = most if reported.unseen else min(-(-reported.output_bytes // BYTES_PER_TOKEN), most)
     if usage is None:
         # The input is somewhere below its bound, and nobody said where.
         guessed = TokenUsage(input=ask.input_bound, output=relayed, tools=ask.tools)

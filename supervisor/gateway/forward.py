@@ -32,6 +32,8 @@ from supervisor.gateway.usage.readers import reader_for
 from supervisor.limits.budget import Ask, Refusal
 
 _ERROR_BYTES = 1 << 20
+_READABLE = frozenset({"", "identity", "gzip", "deflate", "br", "zstd"})
+"""Encodings that are undone, or are an error, before anything is looked at."""
 _BYTES_AS_THEY_ARE = 1 << 20
 """A body above this is sent piece by piece, so that other calls are not kept waiting."""
 
@@ -210,6 +212,10 @@ class Forwarder:
         response = await self._send(attempt, route, line, key, client)
         try:
             attempt.status = response.status
+            packed = ", ".join(response.headers.getall("Content-Encoding", ())).strip().lower()
+            if response.status < 200 or packed not in _READABLE:
+                # No answer, or one in which nobody finds what it used, or our key.
+                raise Cut("an answer that cannot be read")
 
             def echoed() -> None:
                 what = f"the upstream {hold.upstream} sent its key back; it was taken out"

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from supervisor.gateway.metering import Done, Problem
     from supervisor.gateway.server import RunGateway
 
-_MOST_REFUSALS_TOLD = 200
+_MOST_TOLD = 200
+"""Of what costs nothing, and so has no limit: refusals, calls that were not billed, problems."""
 _SETTLE_PATIENCE_S = 2.0
 
 
@@ -81,6 +82,8 @@ class Spending:
         self._gateway: RunGateway | None = None
         self._loop = asyncio.get_running_loop()
         self._refused = 0
+        self._unbilled = 0
+        self._problems = 0
         self._self_reported: set[Future[Balances]] = set()
 
     @property
@@ -165,6 +168,10 @@ class Spending:
     def _called(self, done: Done) -> None:
         if done.balances is not None:
             self._booked(done.balances, done.nanos)
+        if done.source is UsageSource.UNBILLED:
+            self._unbilled += 1
+            if self._unbilled > _MOST_TOLD:
+                return
         usage = done.usage
         self._row.tell(
             EventKind.ITERATION,
@@ -214,7 +221,7 @@ class Spending:
 
     def _was_refused(self, refusal: Refusal) -> None:
         self._refused += 1
-        if self._refused <= _MOST_REFUSALS_TOLD:
+        if self._refused <= _MOST_TOLD:
             self._row.tell(EventKind.CALL_REFUSED, _as_detail(refusal, self._ends_run(refusal)))
 
     def _ends_run(self, refusal: Refusal) -> bool:
@@ -239,6 +246,9 @@ class Spending:
         self._request_stop(limit_request(refusal.reason, grace_s, who=refusal.code, figures=figures))
 
     def _had_problem(self, problem: Problem) -> None:
+        self._problems += 1
+        if self._problems > _MOST_TOLD:
+            return
         self._row.tell(
             EventKind.METER_PROBLEM,
             {"code": problem.code, "message": problem.message, "charge_id": problem.charge_id},

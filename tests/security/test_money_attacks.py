@@ -11,23 +11,34 @@ import json
 import threading
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import aiohttp
 import msgspec
 import pytest
 from aiohttp import web
-from gateway_stand import APIS, MODEL, request_of, stand
+from gateway_stand import APIS, BOOKING, KEY, MODEL, request_of, stand
 from models import gateway_profile, with_model
-from scripted_upstream import Asked, Reply, Tokens, Until, good, sse, stream, whole
+from scripted_upstream import Act, Asked, Piece, Reply, Tokens, Until, events, good, sse, stream, whole
 from stand import Stand as Supervised
 
+from supervisor.config import DailySettings
+from supervisor.events import EventKind
+from supervisor.gateway.metering import Done, Problem
 from supervisor.gateway.requests import read_call
 from supervisor.gateway.settings import GatewaySettings
 from supervisor.gateway.strict import MAX_VALUES, VALUE_BYTES, has_more_values
 from supervisor.gateway.usage import figures
 from supervisor.limits.usage import UsageSource
+from supervisor.profile.load import load
 from supervisor.runs.reasons import StopReason
+from supervisor.runs.spending import Spending
+
+if TYPE_CHECKING:
+    from supervisor.booking import BookingClock
+    from supervisor.gateway.hub import GatewayHub
+    from supervisor.runs.row import RunRow
+    from supervisor.store.recorder import Recorder
 
 pytest_plugins = ["stand_fixtures"]
 
@@ -279,3 +290,214 @@ async def test_a_client_that_resets_is_no_failure_of_ours(tmp_path: Path) -> Non
                 talk.writer.transport.abort()
             await s.quiet()
         assert s.codes() == []
+
+
+# ---------------------------------------------------------------- what a provider can make us write down
+
+
+@pytest.mark.parametrize("name", ["m\ud800", "\x1b[2Jm", "a\0b", "a\nb", "x" * 300])
+@pytest.mark.parametrize("api", APIS)
+async def test_a_name_that_cannot_be_written_down_is_none(tmp_path: Path, api: str, name: str) -> None:
+    """Half a surrogate pair made the booking fail, so that the call stayed held as long as its run lived."""
+
+    def script(asked: Asked) -> Reply:
+        return Reply([json.dumps(whole(api, name, ["Hello"], Tokens())).encode()])
+
+    async with stand(tmp_path, script) as s:
+        assert (await s.ask(api)).status == 200
+        (done,) = await s.booked(1)
+        (charge,) = s.charges()
+        assert (charge.model, charge.usage_source) == (MODEL, UsageSource.PROVIDER)
+        assert s.codes() == [] and s.balances().run.held_nanos == 0 and done.nanos > 0
+
+
+@pytest.mark.parametrize(
+    "used", [{"a\ud800_requests": 1}, {"\x1b[2J": 1}, {f"t{n}": 1 for n in range(1000)}, {"": 1}]
+)
+async def test_tools_that_cannot_be_written_down_are_charged_at_the_hold(
+    tmp_path: Path, used: dict[str, int]
+) -> None:
+    answer = whole("anthropic-messages", MODEL, ["Hello"], Tokens())
+    answer["usage"]["server_tool_use"] = used
+    async with stand(tmp_path, lambda _: Reply([json.dumps(answer).encode()])) as s:
+        await s.ask()
+        (done,) = await s.booked(1)
+        (charge,) = s.charges()
+        assert (done.source, charge.spent_nanos) == (UsageSource.HOLD, done.held_nanos)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("packing", ["compress", "gzip, gzip", "x-gzip", "aes128gcm"])
+async def test_an_answer_that_nobody_can_look_into_is_not_passed_on(
+    tmp_path: Path, packing: str, streamed: bool
+) -> None:
+    """The agent could unpack it, and find the key in it that the gateway did not."""
+    packed = gzip.compress(gzip.compress(KEY.encode()))
+    kind = {"Content-Type": "text/event-stream" if streamed else "application/json"}
+
+    async with stand(tmp_path, lambda _: Reply([packed], headers=kind | {"Content-Encoding": packing})) as s:
+        answered = await s.ask(stream=streamed)
+        assert answered.status == 502 and packed not in answered.body
+        (done,) = await s.booked(1)
+        assert (done.source, done.nanos) == (UsageSource.HOLD, done.held_nanos)
+
+
+async def test_a_switch_of_protocols_is_no_answer(tmp_path: Path) -> None:
+    async with stand(tmp_path, lambda _: Reply([b"{}"], status=101)) as s:
+        assert (await s.ask()).status == 502
+        (done,) = await s.booked(1)
+        assert (done.source, done.nanos) == (UsageSource.HOLD, done.held_nanos)
+
+
+# ---------------------------------------------------------------- requests that are read in two ways
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"MAX_TOKENS": 100_000},
+        {"Max_Completion_Tokens": 100_000},
+        {"max_output_token\u017f": 100_000},
+        {"N": 16},
+        {"Stream": True},
+        {"Web_Search_Options": {"user_location": 1}},
+        {"messages": [{"role": "user", "Content": [{"type": "image_url"}]}]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "", "TYPE": "image"}]}]},
+        {"tools": [{"Type": "web_search_20250305", "type": "custom", "name": "x", "input_schema": {}}]},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("api", ["anthropic-messages", "openai-chat", "openai-responses"])
+async def test_a_field_in_other_letters_is_refused(tmp_path: Path, api: str, fields: dict[str, Any]) -> None:
+    """Readers written in Go take it for the field: the bound that we set was not the one that held."""
+    async with stand(tmp_path) as s:
+        answered = await s.ask(api, **fields)
+        assert answered.status == 400 and b"small letters" in answered.body
+        assert s.upstream.asked == []
+
+
+async def test_control_names_of_the_agents_own_are_free(tmp_path: Path) -> None:
+    schema = {"type": "object", "properties": {"MaxTokens": {"type": "integer"}}}
+    tools = [{"name": "Read", "input_schema": schema}]
+    said = [{"role": "assistant", "content": [{"type": "tool_use", "input": {"MaxTokens": 1}}]}]
+    async with stand(tmp_path) as s:
+        assert (await s.ask(tools=tools, messages=said, metadata={"Name": "x"})).status == 200
+
+
+@pytest.mark.parametrize(
+    ("api", "fields"),
+    [
+        ("openai-chat", {"n_cmpl": 16}),
+        ("openai-chat", {"data_sources": [{"type": "azure_search"}]}),
+        ("openai-chat", {"fallbacks": ["dear"]}),
+        ("openai-responses", {"fallbacks": ["dear"]}),
+        ("openai-responses", {"models": ["dear"]}),
+        ("openai-responses", {"plugins": [{"id": "web"}]}),
+        ("openai-responses", {"provider": {"order": ["dear"]}}),
+    ],
+    ids=str,
+)
+async def test_what_proxies_read_and_nobody_priced_is_refused(
+    tmp_path: Path, api: str, fields: dict[str, Any]
+) -> None:
+    async with stand(tmp_path) as s:
+        answered = await s.ask(api, **fields)
+        assert answered.status == 400 and s.upstream.asked == []
+
+
+# ---------------------------------------------------------------- thinking that nobody sees
+
+
+@pytest.mark.parametrize(
+    ("api", "asked", "said"),
+    [
+        ("anthropic-messages", {"thinking": {"type": "enabled", "budget_tokens": 1024}}, {}),
+        ("anthropic-messages", {"thinking": {"type": "adaptive"}}, {}),
+        ("openai-chat", {"reasoning_effort": "high"}, {}),
+        ("openai-chat", {"reasoning": {"max_tokens": 5}}, {}),
+        ("openai-responses", {"reasoning": {"effort": "low"}}, {}),
+        ("openai-responses", {"reasoning": {"summary": "auto"}}, {}),
+        ("openai-responses", {}, {"reasoning": {"effort": "medium", "summary": None}}),
+    ],
+    ids=str,
+)
+async def test_a_cut_answer_that_may_have_thought_unseen_costs_all_its_output(
+    tmp_path: Path, api: str, asked: dict[str, Any], said: dict[str, Any]
+) -> None:
+    """It was charged the few bytes that went by: hanging up was the way past every cap."""
+    done = await _cut_after_a_word(tmp_path, api, asked, said)
+    assert done.source is UsageSource.ESTIMATE
+    assert done.usage.output == 2000 and 2000 * 10_000 < done.nanos <= done.held_nanos
+
+
+@pytest.mark.parametrize(
+    ("api", "asked", "said"),
+    [
+        ("anthropic-messages", {"thinking": {"type": "disabled"}}, {}),
+        ("openai-chat", {"reasoning_effort": "none"}, {}),
+        ("openai-responses", {"reasoning": {"effort": "none"}}, {"reasoning": {"effort": None}}),
+    ],
+    ids=str,
+)
+async def test_control_one_that_shows_all_it_writes_costs_what_went_by(
+    tmp_path: Path, api: str, asked: dict[str, Any], said: dict[str, Any]
+) -> None:
+    done = await _cut_after_a_word(tmp_path, api, asked, said)
+    assert (done.source, done.usage.output) == (UsageSource.ESTIMATE, 2)
+
+
+async def _cut_after_a_word(tmp_path: Path, api: str, asked: dict[str, Any], said: dict[str, Any]) -> Done:
+    bound = "max_output_tokens" if api == "openai-responses" else "max_tokens"
+    sent: list[Piece] = []
+    for event in events(api, MODEL, ["Hello"], Tokens())[:3]:
+        if b'"response": {' in event:
+            event = event.replace(b'"response": {', b'"response": {"reasoning": ' + _reasoning(said) + b", ")
+        sent.append(event)
+        if b"Hello" in event:
+            break
+    async with stand(tmp_path, lambda _: stream([*sent, Act.CLOSE]), output_tokens_per_call=10_000) as s:
+        answered = await s.ask(api, stream=True, **{bound: 2000}, **asked)
+        assert not answered.whole and b"Hello" in answered.body
+        (done,) = await s.booked(1)
+        return done
+
+
+def _reasoning(said: dict[str, Any]) -> bytes:
+    return json.dumps(said.get("reasoning")).encode()
+
+
+# ---------------------------------------------------------------- what costs nothing has no limit
+
+
+async def test_what_costs_nothing_does_not_fill_the_database(tmp_path: Path) -> None:
+    """Calls that the provider refuses are free and count as none: an agent made an event of each, for ever."""
+    told: Counter[str] = Counter()
+
+    class Row:
+        def tell(self, kind: EventKind, _: dict[str, Any]) -> None:
+            told[kind] += 1
+
+    spending = Spending(
+        profile=load("coding").profile,
+        booking=BOOKING,
+        row=cast("RunRow", Row()),
+        recorder=cast("Recorder", None),
+        clock=cast("BookingClock", None),
+        daily=DailySettings(),
+        hub=lambda: cast("GatewayHub", None),
+        lease_s=60.0,
+        seconds_left=lambda: 1.0,
+        request_stop=lambda _: None,
+    )
+    async with stand(tmp_path, lambda _: Reply([b"{}"], status=400)) as s:
+        await s.ask()
+        (unbilled,) = await s.booked(1)
+        s.upstream.script = lambda asked: good(asked)
+        await s.ask()
+        billed = (await s.booked(2))[1]
+    for _ in range(1000):
+        spending._called(unbilled)
+        spending._had_problem(Problem("unreachable", "the upstream cannot be reached"))
+    assert told[EventKind.ITERATION] == told[EventKind.METER_PROBLEM] == 200
+    spending._called(billed)
+    assert told[EventKind.ITERATION] == 201
