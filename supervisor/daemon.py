@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import socket
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
@@ -98,6 +99,7 @@ class Supervisor:
         if self.kind == "daemon":
             self._be_the_only_daemon()
         self.launcher = await self._stack.enter_async_context(self._launcher_client())
+        _use_all_descriptors()
         lock = workers.hold(workers.lock_path(self.paths, self.worker_id))
         self._stack.callback(self._let_go, lock)
         location = self.config.store_location(self.paths.database)
@@ -373,6 +375,15 @@ class Supervisor:
         flags = await asyncio.to_thread(self._flags.look, list(live))
         for ticket, note in flags.items():
             live[ticket].request_stop(kill_request("database_flag", note=note))
+
+
+def _use_all_descriptors() -> None:
+    """Agents' connections count among ours: four runs would use up the usual soft limit, and kill with it.
+
+    After the launcher was started, whose boxes have limits of their own.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _model_limits(profile: Profile) -> dict[str, int | float]:

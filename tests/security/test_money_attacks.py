@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import resource
 import threading
 from collections import Counter
 from pathlib import Path
@@ -21,6 +22,7 @@ from gateway_stand import APIS, BOOKING, KEY, MODEL, request_of, stand
 from models import gateway_profile, with_model
 from scripted_upstream import Act, Asked, Piece, Reply, Tokens, Until, events, good, sse, stream, whole
 from stand import Stand as Supervised
+from stand import until
 
 from supervisor.config import DailySettings
 from supervisor.events import EventKind
@@ -470,7 +472,7 @@ def _reasoning(said: dict[str, Any]) -> bytes:
 
 
 async def test_what_costs_nothing_does_not_fill_the_database(tmp_path: Path) -> None:
-    """Calls that the provider refuses are free and count as none: an agent made an event of each, for ever."""
+    """Calls that the provider refuses are free and count as none: each was an event, without end."""
     told: Counter[str] = Counter()
 
     class Row:
@@ -501,3 +503,30 @@ async def test_what_costs_nothing_does_not_fill_the_database(tmp_path: Path) -> 
     assert told[EventKind.ITERATION] == told[EventKind.METER_PROBLEM] == 200
     spending._called(billed)
     assert told[EventKind.ITERATION] == 201
+
+
+# ---------------------------------------------------------------- descriptors
+
+MANY_LINES = """
+import os, socket, time, urllib.parse
+where = urllib.parse.urlparse(os.environ["ANTHROPIC_BASE_URL"])
+lines = [socket.create_connection((where.hostname, where.port)) for _ in range(250)]
+print("UP", flush=True)
+time.sleep(600)
+"""
+
+
+def test_connections_of_agents_do_not_use_up_the_supervisors_descriptors(place: Supervised) -> None:
+    """With the usual soft limit the supervisor of four such runs could not even accept a kill."""
+    with_model(place)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert most > 600, "this test needs a hard limit above the soft one that it sets"
+
+    def usual() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (300, most))
+
+    place.daemon = place.spawn("serve", preexec_fn=usual)
+    until(place.answers, "no daemon came up")
+    tickets = [place.start(MANY_LINES, profile=gateway_profile(place)) for _ in range(2)]
+    assert place.ctl("kill", *tickets).code == 0
+    assert {place.ended(ticket).reason for ticket in tickets} == {StopReason.KILLED}
