@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import os
 import resource
 import threading
 from collections import Counter
@@ -33,8 +34,11 @@ from supervisor.gateway.strict import MAX_VALUES, VALUE_BYTES, has_more_values
 from supervisor.gateway.usage import figures
 from supervisor.limits.usage import UsageSource
 from supervisor.profile.load import load
+from supervisor.queue_worker import Assignment
 from supervisor.runs.reasons import StopReason
 from supervisor.runs.spending import Spending
+from supervisor.store.records import Ticket, TicketState
+from supervisor.store.tickets import Claimed
 
 if TYPE_CHECKING:
     from supervisor.booking import BookingClock
@@ -530,3 +534,61 @@ def test_connections_of_agents_do_not_use_up_the_supervisors_descriptors(place: 
     tickets = [place.start(MANY_LINES, profile=gateway_profile(place)) for _ in range(2)]
     assert place.ctl("kill", *tickets).code == 0
     assert {place.ended(ticket).reason for ticket in tickets} == {StopReason.KILLED}
+
+
+# ---------------------------------------------------------------- the command line, and who fills the queue
+
+BROKEN = os.fsdecode(b"p\xff")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("tickets", "add", "A", "--priority", "99999999999999999999"),
+        ("tickets", "add", "A", "--priority", "2147483648"),
+        ("tickets", "add", "A", "--goal", BROKEN),
+        ("tickets", "add", "A", "--goal", "x" * 110_000),
+        ("tickets", "add", "A", "--project", BROKEN),
+        ("tickets", "add", "A", "--project", "\x1b[2J"),
+        ("tickets", "add", "A", "--project", "x" * 200),
+        ("tickets", "list", "--project", BROKEN),
+        ("pause", "--project", BROKEN),
+        ("resume", "--project", "\x1b[2J"),
+        ("run", "--profile", "offline", "--project", BROKEN, "--", "true"),
+        ("spend", "--day", "9999-12-31"),
+        ("spend", "--day", BROKEN),
+    ],
+    ids=ascii,
+)
+def test_words_that_mean_nothing_are_a_clear_error(place: Supervised, words: tuple[str, ...]) -> None:
+    done = place.ctl(*words)
+    assert done.code == 2 and done.clear_error(), done
+    assert place.ctl("tickets", "list", "--json").json == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "iterations = " + "9" * 5000,
+        "#" * (1 << 16),
+        ".".join(["a"] * 40_000) + " = 1",
+        "a = " + "[" * 20_000,
+    ],
+    ids=["digits", "long", "dots", "deep"],
+)
+@pytest.mark.parametrize("command", ["explain", "lint"])
+def test_a_profile_of_an_enemy_is_a_clear_error(place: Supervised, command: str, text: str) -> None:
+    path = place.folder / "enemy.toml"
+    path.write_text(f'schema = 1\nname = "x"\nextends = "offline"\n[limits]\n{text}\n')
+    done = place.ctl("profile", command, str(path))
+    assert done.code == 2 and done.clear_error(), done
+
+
+def test_a_goal_that_speaks_of_marks_is_left_as_it_is() -> None:
+    ticket = Ticket(
+        key="K", project="P", goal="{project} {ticket} {goal}", state=TicketState.CLAIMED, updated_at=""
+    )
+    given = Assignment(
+        profile="", worktree="", argv=["{goal}", "{ticket}/{project}", "{goals}"], environment={}
+    )
+    assert given.words(Claimed("R", ticket)) == ["{project} {ticket} {goal}", "K/P", "{goals}"]
