@@ -16,6 +16,10 @@ from supervisor.limits.usage import TokenUsage, UsageSource
 BYTES_PER_TOKEN = 3
 """Of text that was relayed when an answer was cut: 3 to 4 are usual, the lower number charges more."""
 
+MOST_TOKENS = 10**7
+MOST_USES = 10**4
+"""More in one call is not believed: no model reads as much, and sums of such lies fit into no database."""
+
 
 @dataclass(frozen=True, slots=True)
 class Terms:
@@ -51,6 +55,8 @@ def bill(terms: Terms, reported: Reported, *, status: int) -> Bill | None:
     usage = reported.usage
     if usage is not None and usage.total == 0:
         usage = None
+    if usage is not None and (usage.total > MOST_TOKENS or sum(usage.tools.values()) > MOST_USES):
+        return _hold(terms, answered=True)
     if usage is None and status >= 300:
         return None
     if usage is not None and (reported.complete or status >= 300):

@@ -19,7 +19,7 @@ from supervisor.identifiers import new_ulid
 from supervisor.limits.budget import DAYS, Balances, Caps, Refusal, Scope
 from supervisor.limits.caps import crossed, effective
 from supervisor.limits.charges import Booking, NewCall, Settlement
-from supervisor.limits.money import parse_usd, usd_text
+from supervisor.limits.money import NANOS_PER_USD, parse_usd, usd_text
 from supervisor.limits.usage import TokenUsage, UsageSource
 from supervisor.profile.schema import Profile
 from supervisor.runs.reasons import StopReason, StopRequest, limit_request
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 _MOST_TOLD = 200
 """Of what costs nothing, and so has no limit: refusals, calls that were not billed, problems."""
+_MOST_SAID_NANOS = 1000 * NANOS_PER_USD
+_MOST_SAID_TOKENS = 1 << 30
+"""Of one call that an agent tells of: it is booked for everybody's day, and many such must fit there."""
 _SETTLE_PATIENCE_S = 2.0
 
 
@@ -332,17 +335,21 @@ def _as_detail(refusal: Refusal, ends_run: bool) -> dict[str, Any]:
 
 
 def _said_nanos(value: object) -> int:
-    """What an agent says that a call cost; anything but a plain amount is nothing that can be booked."""
+    """What an agent says that a call cost, up to what one can; anything but an amount is nothing."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         value = f"{value:.9f}" if 0 <= value < 1e8 else ""
     try:
-        return parse_usd(value)
+        return min(parse_usd(value), _MOST_SAID_NANOS)
     except ValueError:
         return 0
 
 
 def _said_count(value: object) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 40 else 0
+    return (
+        value
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST_SAID_TOKENS
+        else 0
+    )
 
 
 def _passed(caps: Caps, balances: Balances) -> Refusal | None:

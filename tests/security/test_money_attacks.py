@@ -32,12 +32,16 @@ from supervisor.gateway.requests import read_call
 from supervisor.gateway.settings import GatewaySettings
 from supervisor.gateway.strict import MAX_VALUES, VALUE_BYTES, has_more_values
 from supervisor.gateway.usage import figures
-from supervisor.limits.usage import UsageSource
+from supervisor.limits.budget import Ask, Caps, Grant
+from supervisor.limits.charges import NewCall, Settlement
+from supervisor.limits.pricing import Price, Rates
+from supervisor.limits.usage import TokenUsage, UsageSource
 from supervisor.profile.load import load
 from supervisor.queue_worker import Assignment
 from supervisor.runs.reasons import StopReason
-from supervisor.runs.spending import Spending
+from supervisor.runs.spending import Spending, _said_count, _said_nanos
 from supervisor.store.records import Ticket, TicketState
+from supervisor.store.store import Store
 from supervisor.store.tickets import Claimed
 
 if TYPE_CHECKING:
@@ -47,6 +51,8 @@ if TYPE_CHECKING:
     from supervisor.store.recorder import Recorder
 
 pytest_plugins = ["stand_fixtures"]
+
+DAY, AT = "2026-12-01", "2026-12-01T10:00:00.000Z"
 
 # ---------------------------------------------------------------- bodies that are nothing but structure
 
@@ -592,3 +598,67 @@ def test_a_goal_that_speaks_of_marks_is_left_as_it_is() -> None:
         profile="", worktree="", argv=["{goal}", "{ticket}/{project}", "{goals}"], environment={}
     )
     assert given.words(Claimed("R", ticket)) == ["{project} {ticket} {goal}", "K/P", "{goals}"]
+
+
+# ---------------------------------------------------------------- figures that no sum can hold
+
+
+def _told_calls() -> list[Settlement]:
+    said = [99_999_999.0, "999999999.999999999", 10**8 - 1, 1e7, "1e9"]
+    return [
+        Settlement(
+            nanos=_said_nanos(cost),
+            usage=TokenUsage(input=_said_count((1 << 40) - 1), output=_said_count(1 << 30)),
+            source=UsageSource.SELF_REPORTED,
+            outcome="self-reported",
+            model="m",
+            at=AT,
+        )
+        for cost in said
+    ]
+
+
+def test_an_agent_that_tells_of_fortunes_does_not_break_everybodys_day(store: Store) -> None:
+    """A hundred lines of its log overflowed the balance of the day: nobody could book on it, or read it."""
+    for number, told in enumerate(_told_calls() * 20):
+        store.ledger.record(_call(f"told-{number}"), told)
+    day = store.ledger.balances(BOOKING, DAY).global_day
+    # Five thousand lines of a log are read as events, of a thousand runs a day.
+    assert 5000 * 1000 * max(day.spent_nanos, day.tokens) // day.calls < 1 << 63
+    assert store.ledger.spend(DAY)[0].calls == 100 and store.ledger.costs("day", "")[0].calls == 100
+    free = Price(
+        provider="p",
+        model="m",
+        rates=Rates(input=0, output=0, cache_read=0, cache_write_5m=0, cache_write_1h=0),
+    )
+    ask = Ask(input_bound=10, output_wanted=10, output_least=1, price=free)
+    assert isinstance(store.ledger.reserve(_call("another"), Caps(), ask), Grant)
+
+
+def _call(charge_id: str) -> NewCall:
+    return NewCall(
+        charge_id=charge_id, booking=BOOKING, provider="p", model="m", day=DAY, at=AT, lease_until=AT
+    )
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        {"input_tokens": 10**9, "output_tokens": 1},
+        {"input_tokens": 10, "output_tokens": 10**9},
+        {"input_tokens": 10, "output_tokens": 1, "server_tool_use": {"web_search_requests": 10**6}},
+        {
+            "input_tokens": 10,
+            "output_tokens": 1,
+            "iterations": [{"type": "compaction", "input_tokens": 10**6, "output_tokens": 1}] * 50,
+        },
+    ],
+    ids=["input", "output", "tools", "rounds"],
+)
+async def test_a_provider_that_reports_fortunes_gets_the_hold(tmp_path: Path, usage: dict[str, Any]) -> None:
+    answer = whole("anthropic-messages", MODEL, ["Hello"], Tokens()) | {"usage": usage}
+    async with stand(tmp_path, lambda _: Reply([json.dumps(answer).encode()])) as s:
+        await s.ask()
+        (done,) = await s.booked(1)
+        assert (done.source, done.nanos) == (UsageSource.HOLD, done.held_nanos)
+        assert s.codes() == ["unusable_usage"]
