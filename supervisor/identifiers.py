@@ -1,4 +1,4 @@
-"""Owns names that people and files share: run ids and ticket keys.
+"""Owns what people call things by: run ids, ticket keys, projects, and what a goal may be.
 May touch the clock and the system's randomness.
 Never lets a ticket key through that could be a path, a hidden file or an escape sequence.
 """
@@ -15,6 +15,9 @@ from supervisor.errors import UsageError
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _SUPPLY = 100
 _supply: deque[bytes] = deque()
+_MOST_OF_PROJECT = 120
+_MOST_OF_GOAL = 100_000
+"""Bytes. It becomes a word of a command and a variable, for which Linux has 131,072 (execve(2))."""
 _TICKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@+-]{0,119}")
 
 
@@ -46,4 +49,27 @@ def check_ticket(key: str) -> str:
     raise UsageError(
         f"{shown} cannot be a ticket key",
         hint="letters, digits and . _ : @ + - only, starting with a letter or digit, at most 120",
+    )
+
+
+def check_project(project: str) -> str:
+    """The name itself, or UsageError. It is stored, printed, and a part of the key that pauses it."""
+    if len(project) <= _MOST_OF_PROJECT and project.isprintable():
+        return project
+    raise UsageError(
+        f"{project[:40]!a} cannot be a project",
+        hint=f"at most {_MOST_OF_PROJECT} characters, and none that cannot be printed",
+    )
+
+
+def check_goal(goal: str) -> str:
+    """The text itself, or UsageError: an agent has to be told of it."""
+    try:
+        fits = "\0" not in goal and len(goal.encode()) <= _MOST_OF_GOAL
+    except UnicodeEncodeError:
+        fits = False
+    if fits:
+        return goal
+    raise UsageError(
+        f"{goal[:40]!a} cannot be a goal", hint=f"UTF-8 of at most {_MOST_OF_GOAL} bytes, without NUL"
     )

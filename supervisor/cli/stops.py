@@ -20,7 +20,7 @@ from supervisor.cli.look import json_option
 from supervisor.clock import CLOCK_JUMP
 from supervisor.control.client import ask
 from supervisor.errors import NotFound, NotYetDead, StateError, SupervisorError, UsageError
-from supervisor.identifiers import check_ticket
+from supervisor.identifiers import check_project, check_ticket
 from supervisor.limits.money import show_usd
 from supervisor.observe.queries import kill_result
 from supervisor.paths import Paths
@@ -285,6 +285,7 @@ def _note(what: str, access: Access, detail: dict[str, Any], ticket: str = "") -
 
 
 def _set_paused(project: str, value: str, as_json: bool) -> None:
+    check_project(project)
     key = f"paused:{project}" if project else "paused"
     with open_access() as access:
         if access.local is not None:

@@ -30,6 +30,8 @@ from supervisor.gateway.wire import BrokenOff, Unreachable, UpstreamAnswer
 from supervisor.limits.budget import Ask, Refusal
 
 _ERROR_BYTES = 1 << 20
+_READABLE = frozenset({"", "identity", "gzip", "deflate"})
+"""Encodings that are undone, or are an error, before anything is looked at."""
 
 _PASSED = frozenset(
     "accept user-agent anthropic-version anthropic-beta openai-beta x-app originator session_id version "
@@ -206,6 +208,10 @@ class Forwarder:
         response = await self._send(attempt, route, line, key, client)
         try:
             attempt.status = response.status
+            packed = ", ".join(response.headers.getall("Content-Encoding", ())).strip().lower()
+            if response.status < 200 or packed not in _READABLE:
+                # No answer, or one in which nobody finds what it used, or our key.
+                raise Cut("an answer that cannot be read")
 
             def echoed() -> None:
                 what = f"the upstream {hold.upstream} sent its key back; it was taken out"

@@ -27,7 +27,7 @@ from supervisor.profile.schema import ADDING, UNITS, Profile
 Origins = Mapping[KeyPath, tuple[Position, ...]]
 
 _MAX_DEPTH = 8
-_MAX_BYTES = 1 << 20
+_MAX_BYTES = 1 << 16
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OURS = ("PATH", "HOME", "TMPDIR", "LD_PRELOAD", "LD_LIBRARY_PATH")
 _FORBIDDEN_READS = ("/", "/proc", "/sys", "/dev", "/run", "/etc", "/root", "/home", "/var", "/tmp")
@@ -156,7 +156,8 @@ def _read_with_parents(path: Path, sources: list[str], depth: int) -> dict[str, 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        raw = path.read_bytes()
+        with path.open("rb") as file:
+            raw = file.read(_MAX_BYTES + 1)
     except OSError as error:
         raise ProfileError(f"cannot be read: {error.strerror}", where=str(path)) from None
     return _parse(raw, str(path))
@@ -164,10 +165,11 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _parse(raw: bytes, name: str) -> dict[str, Any]:
     if len(raw) > _MAX_BYTES:
-        raise ProfileError("is larger than 1 MiB; that is no profile", where=name)
+        raise ProfileError("is larger than 64 KiB; that is no profile", where=name)
     try:
         return tomllib.loads(raw.decode("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
+        # Not only TOMLDecodeError: Python refuses to read a number of thousands of digits.
         raise ProfileError(f"is not TOML: {error}", where=name) from None
 
 

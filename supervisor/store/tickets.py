@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import msgspec
 
 from supervisor.errors import NotFound, SupervisorError, UsageError
+from supervisor.identifiers import check_goal, check_project
 from supervisor.limits.budget import Caps, Refusal, Scope
 from supervisor.limits.charges import Booking
 from supervisor.limits.money import show_usd
@@ -96,7 +97,11 @@ class Tickets:
     # ------------------------------------------------------------ people
 
     def add(self, key: str, *, project: str, goal: str, priority: int, at: str) -> Ticket:
-        """A new ticket, ready to be claimed. Raises UsageError when the key is taken."""
+        """A new ticket, ready to be claimed. Raises UsageError when the key is taken, or for a text that
+        no run could be given.
+        """
+        check_project(project)
+        check_goal(goal)
         with self._db.transaction():
             made = self._db.change(
                 "INSERT INTO tickets (key, project, goal, state, priority, created_at, updated_at)"
