@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin
 
-.PHONY: help setup run test lint types unit test-agents test-system bench-box bench-audit bench-logs redaction-report clean
+.PHONY: help setup run test lint types unit test-agents test-system bench-box bench-money bench-audit bench-logs redaction-report clean
 
 help:
 	@echo "make run          box a small real agent that repairs a failing test (no key, no network)"
@@ -15,6 +15,7 @@ help:
 	@echo "make bench-box    measure the box and the kill beside their peers"
 	@echo "make bench-logs   measure the redactor beside other scanners, and under floods"
 	@echo "make redaction-report  its precision and recall on a generated corpus"
+	@echo "make bench-money  measure the gateway and the ledger, beside LiteLLM's proxy"
 	@echo "make bench-audit  measure lint, verification and the unit's exposure"
 
 $(VENV)/.ready: pyproject.toml scripts/setup
@@ -53,6 +54,9 @@ bench-logs: setup
 
 redaction-report: setup
 	$(RUN)/python -m bench.redaction
+
+bench-money: setup
+	$(RUN)/python -m bench.money
 
 bench-audit: setup
 	$(RUN)/python -m bench.audit

@@ -28,12 +28,12 @@ def measure(quick: bool) -> list[Row]:
         time.sleep(_SETTLE_S)
         report.progress(f"idle: {seconds:.0f} s of nothing")
         begun = time.monotonic()
-        before = {pid: _cpu_s(pid) for pid in [*ours, *inits]}
+        before = {pid: cpu_s(pid) for pid in [*ours, *inits]}
         time.sleep(seconds)
-        spent = {pid: _cpu_s(pid) - before[pid] for pid in before}
+        spent = {pid: cpu_s(pid) - before[pid] for pid in before}
         passed = time.monotonic() - begun
         share = {pid: 100 * used / passed for pid, used in spent.items()}
-        memory = {pid: _memory_mb(pid) for pid in before}
+        memory = {pid: memory_mb(pid) for pid in before}
     note = f"daemon {share[ours[0]]:.2f}, launcher {share[ours[1]]:.2f}, {passed:.0f} s"
     of_inits = f"the {_RUNS} inits in the boxes"
     return [
@@ -61,7 +61,7 @@ def measure(quick: bool) -> list[Row]:
     ]
 
 
-def _cpu_s(pid: int) -> float:
+def cpu_s(pid: int) -> float:
     """Time on a core of all threads, in the scheduler's own nanoseconds; ticks where it keeps none."""
     tasks = f"/proc/{pid}/task"
     try:
@@ -71,7 +71,7 @@ def _cpu_s(pid: int) -> float:
         return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _memory_mb(pid: int) -> dict[str, float]:
+def memory_mb(pid: int) -> dict[str, float]:
     """Pss shares out what several processes have in common (proc(5), smaps_rollup)."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
     return {name: int(rest.split()[0]) / 1000 for name, _, rest in (line.partition(":") for line in lines)}

@@ -86,6 +86,11 @@ def bounded(measure: str, ours: float, at_most: float, note: str = "", other: fl
     return Row(measure, round(ours, 3), other, None, f"<= {at_most:g}", ours <= at_most, note)
 
 
+def quantile(series: Sequence[float], share: float) -> float:
+    ordered = sorted(series)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
 def spread(series: Sequence[float]) -> str:
     ordered = sorted(series)
     return f"{ordered[0]:.2f}..{ordered[int(0.95 * (len(ordered) - 1))]:.2f} (min..p95)"

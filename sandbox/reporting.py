@@ -43,7 +43,7 @@ class Armed:
     missing: dict[str, str] = field(default_factory=dict)
 
     def add(self, *controls: Control) -> None:
-        self.controls += [str(control) for control in controls]
+        self.controls += [name for name in map(str, controls) if name not in self.controls]
 
     @contextmanager
     def arming(self, control: Control) -> Iterator[None]:

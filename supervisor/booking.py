@@ -82,7 +82,8 @@ class BookingClock:
             self._jump_was_told = False
         reading = self.read()
         if reading.jump_s:
-            self._jump_was_told = True
+            # Told is what was read back: a write that failed, or is done twice, must not look confirmed.
+            self._jump_was_told = self._jump_was_told or bool(settings.get(CLOCK_JUMP))
             return {} if settings.get(CLOCK_JUMP) else {CLOCK_JUMP: f"{reading.jump_s:.0f}"}
         if self._written_s is not None and self._anchor.boottime_s - self._written_s < _WRITE_EVERY_S:
             return {}

@@ -5,11 +5,12 @@ Never lets an unknown key pass.
 
 from __future__ import annotations
 
+import difflib
 import os
 import tomllib
 from collections.abc import Callable
 from typing import Any, Literal
-from zoneinfo import ZoneInfo
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 import msgspec
 
@@ -110,8 +111,10 @@ _UNITS: dict[tuple[str, str], Callable[[object], Any]] = {
 def _checked_zone(zone: object) -> str:
     try:
         return ZoneInfo(str(zone)).key
-    except (OSError, ValueError):
-        raise ValueError(f"{zone!r} is no time zone; write one like Europe/Madrid") from None
+    except (OSError, ValueError, ZoneInfoNotFoundError):
+        near = difflib.get_close_matches(str(zone), available_timezones(), n=1)
+        said = f"did you mean {near[0]}?" if near else "write one like Europe/Madrid"
+        raise ValueError(f"{zone!r} is no time zone; {said}") from None
 
 
 def config_path() -> str | None:
@@ -144,6 +147,12 @@ def load_config() -> Config:
         config = msgspec.convert(raw, Config)
     except msgspec.ValidationError as error:
         raise UsageError(f"{path}: {error}", hint=_HINT) from None
+    scheme, found, _ = config.store.url.partition("://")
+    if found and scheme not in ("postgresql", "postgres"):
+        raise UsageError(
+            f"{path}: store.url: {scheme}:// is not known",
+            hint="postgresql://… is, or leave it out for SQLite",
+        )
     if config.queue.lease_s < 3:
         raise UsageError(f"{path}: queue.lease must be at least 3s", hint=_HINT)
     return config

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import socket
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
@@ -103,6 +104,7 @@ class Supervisor:
         self.launcher = await self._stack.enter_async_context(self._launcher_client())
         self.audit = Trail(self.paths.audit)
         self._stack.callback(self._end_audit)
+        _use_all_descriptors()
         lock = workers.hold(workers.lock_path(self.paths, self.worker_id))
         self._stack.callback(self._let_go, lock)
         location = self.config.store_location(self.paths.database)
@@ -419,6 +421,15 @@ def _terms(live: LiveRun) -> dict[str, object]:
         "fence": run.fence,
         "limits": run.limits,
     }
+
+
+def _use_all_descriptors() -> None:
+    """Agents' connections count among ours: four runs would use up the usual soft limit, and kill with it.
+
+    After the launcher was started, whose boxes have limits of their own.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _model_limits(profile: Profile) -> dict[str, int | float]:

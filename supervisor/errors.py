@@ -41,10 +41,11 @@ class UsageError(SupervisorError):
 
 
 class ProfileError(UsageError):
-    """A profile that does not say what it must; where is "file:line" as far as known."""
+    """A profile that does not say what it must; where is "file:line" as far as known, what is without it."""
 
     def __init__(self, message: str, *, where: str = "", hint: str = "") -> None:
         super().__init__(f"{where}: {message}" if where else message, hint=hint)
+        self.what = message
         self.where = where
 
 

@@ -6,6 +6,7 @@ Never claims what it could not start, and never goes on claiming when nothing ca
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from supervisor.runs.spending import profile_caps
 from supervisor.store.store import Store
 from supervisor.store.tickets import Claim, Claimed, Nothing
 
+_MARK = re.compile(r"\{(?:ticket|goal|project)\}")
 _LOOK_EVERY_S = 1.0
 _NOT_STARTED_IN_A_ROW = 3
 
@@ -43,12 +45,8 @@ class Assignment:
     def words(self, claimed: Claimed) -> list[str]:
         ticket = claimed.ticket
         named = {"{ticket}": ticket.key, "{goal}": ticket.goal, "{project}": ticket.project}
-        made = []
-        for word in self.argv:
-            for mark, text in named.items():
-                word = word.replace(mark, text)
-            made.append(word)
-        return made
+        # In one pass: a goal may speak of {project}.
+        return [_MARK.sub(lambda mark: named[mark[0]], word) for word in self.argv]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +57,10 @@ class Watcher:
     started: Callable[[LiveRun], None] = lambda _: None
     ended: Callable[[LiveRun], None] = lambda _: None
     idle: Callable[[Nothing], None] = lambda _: None
+
+
+_NOTHING_TODAY = ("empty", "daily_cap")
+"""Why a worker that is to end with the queue ends: waiting for midnight is not working."""
 
 
 @dataclass(slots=True)
@@ -92,7 +94,7 @@ class QueueWorker:
                     continue
                 if isinstance(outcome, Nothing):
                     self._tell_idle(outcome)
-                    if self.assignment.until_empty and outcome.why == "empty" and not self._busy:
+                    if self.assignment.until_empty and outcome.why in _NOTHING_TODAY and not self._busy:
                         return
                 await self._pause()
         if self._problem is not None:

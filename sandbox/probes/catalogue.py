@@ -42,7 +42,7 @@ _SAFE: dict[str, dict[str, str]] = {
         "create /tmp/x": "ok",
         "create /dev/shm/x": "ok",
         "read /run/docker.sock": "ENOENT",
-        "create beside the worktree": "EROFS|EACCES",
+        "create beside the worktree": "EROFS|EACCES|private folder",
         "create .git/hooks/pre-commit": "EROFS",
         "rename over .git/hooks/pre-commit": "EROFS|EXDEV|EBUSY",
         "write .git/config": "EROFS",

@@ -6,6 +6,7 @@ Never drops a record unseen: what could not be written is counted, and the count
 from __future__ import annotations
 
 import threading
+import time
 from datetime import UTC, datetime
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from supervisor.audit.writer import TrailWriter
 
 _TOGETHER = 256
+_GATHER_S = 0.02
 _LOOK_EVERY_S = 60.0
 _RETRY_EVERY_S = 1.0
 _OPEN_PATIENCE_S = 10.0
@@ -108,15 +110,22 @@ class Trail:
         return TrailWriter(self.folder)
 
     def _take(self) -> tuple[list[Draft], bool]:
-        """What waits, the first for as long as a heartbeat; and whether that was all."""
+        """What waits, the first for as long as a heartbeat; and whether that was all.
+
+        Events come with every call of a model. Each batch waits for the disk twice, and so do the
+        reservations of calls: a moment's events are one batch. A decision does not wait.
+        """
         drafts: list[Draft] = []
         try:
             first = self._queue.get(timeout=_RETRY_EVERY_S if self.problem else _LOOK_EVERY_S)
+            until_s = time.monotonic() + _GATHER_S
             while first is not None:
                 drafts.append(first)
                 if len(drafts) >= _TOGETHER:
                     return drafts, False
-                first = self._queue.get_nowait()
+                if first.kind is RecordKind.DECISION:
+                    until_s = 0.0
+                first = self._queue.get(timeout=max(0.0, until_s - time.monotonic()))
         except Empty:
             return drafts, False
         return drafts, True

@@ -25,6 +25,7 @@ from supervisor.errors import (
     SupervisorError,
     UsageError,
 )
+from supervisor.limits.caps import DailyCaps
 from supervisor.observe.queries import Queries
 from supervisor.paths import Paths, locate, prepare, system_socket
 from supervisor.store.records import Run
@@ -38,6 +39,7 @@ class Access:
         self.paths = paths
         self._store: Store | None = None
         self._zone = "UTC"
+        self._caps: DailyCaps | None = None
         location = self._configured()
         try:
             if location:
@@ -53,7 +55,7 @@ class Access:
 
     @property
     def local(self) -> Queries | None:
-        return Queries(self._store, self.paths, self._zone) if self._store else None
+        return Queries(self._store, self.paths, self._zone, self._caps) if self._store else None
 
     def _configured(self) -> str:
         """The URL of a fleet's database; "" where the state folder's own is used, the usual case."""
@@ -64,7 +66,7 @@ class Access:
         from supervisor.config import load_config
 
         config = load_config()
-        self._zone = config.daily.zone
+        self._zone, self._caps = config.daily.zone, config.daily.caps
         location = config.store_location(self.paths.database)
         return location if location != self.paths.database else ""
 

@@ -13,12 +13,22 @@ from click.shell_completion import CompletionItem
 from supervisor.agents import KINDS, AgentKind, nearest, settings_for
 from supervisor.cli import output
 from supervisor.cli.look import json_option
-from supervisor.errors import NotFound
+from supervisor.errors import NotFound, UsageError
 
 _PROFILE = """\
 schema = 1
 name = "{name}"
+description = "{title} on a repository, with caps"
 extends = "coding"
+
+[limits]
+usd = "2.00"
+ticket_usd = "5.00"
+iterations = 200
+tokens = 5_000_000
+
+[daily]
+global_usd = "20"
 
 [network]
 mode = "gateway"
@@ -38,14 +48,20 @@ def _complete(_: click.Context, __: click.Parameter, start: str) -> list[Complet
 
 @click.command()
 @click.argument("kind", required=False, shell_complete=_complete)
+@click.option("--profile", "only_profile", is_flag=True, help="Only the profile, to be written to a file.")
 @json_option
-def agents(kind: str | None, as_json: bool) -> None:
+def agents(kind: str | None, only_profile: bool, as_json: bool) -> None:
     """Agent programs that are known, and what a profile with [agent] kind puts into their box.
 
     The settings point the program at the gateway on the box's loopback and silence its other traffic.
     """
     if kind is not None and kind not in KINDS:
         raise NotFound(f"no agent program is known as {kind!a}", hint=nearest(kind))
+    if only_profile:
+        if kind is None:
+            raise UsageError("whose profile?", hint="supervisorctl agents claude-code --profile")
+        output.say(_profile(KINDS[kind]).rstrip())
+        return
     chosen = [KINDS[kind]] if kind else list(KINDS.values())
     if as_json:
         output.print_json([_as_data(one) for one in chosen])
@@ -73,7 +89,7 @@ def _as_data(kind: AgentKind) -> dict[str, object]:
 
 def _profile(kind: AgentKind) -> str:
     upstreams, models = (json.dumps(names) for names in (kind.upstreams, kind.models))
-    return _PROFILE.format(name=kind.name, upstreams=upstreams, models=models)
+    return _PROFILE.format(name=kind.name, title=kind.title, upstreams=upstreams, models=models)
 
 
 def _print_one(kind: AgentKind) -> None:

@@ -139,6 +139,9 @@ def main() -> None:
             raise
         _print_error(error.message, error.hint)
         sys.exit(error.exit_code)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        sys.exit(2)
     except click.UsageError as error:
         hint = getattr(error, "hint", "") or (f"{error.ctx.command_path} --help" if error.ctx else "")
         _print_error(error.format_message(), hint)

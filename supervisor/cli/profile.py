@@ -56,9 +56,10 @@ def explain(reference: str, worktree: str, show_plan: bool, html: str | None, as
     loaded = load(reference)
     claims = claims_of(loaded)
     if html is not None:
+        from supervisor.cli.profile_audit import judge
         from supervisor.cli.profile_page import write_page
 
-        write_page(html, loaded, claims)
+        write_page(html, loaded, claims, judge(loaded))
         if not as_json:
             output.say(f"{html}  written")
             return

@@ -16,6 +16,7 @@ import click
 from supervisor.cli import output
 from supervisor.cli.access import complete_profile
 from supervisor.cli.look import json_option
+from supervisor.cli.profile_page import Judged
 from supervisor.config import load_config
 from supervisor.errors import UsageError
 from supervisor.paths import locate
@@ -234,16 +235,16 @@ def score(reference: str, host: bool, as_json: bool) -> None:
     """Two numbers: posture, from the findings of lint, and assurance, from what probes have proved.
 
     Posture starts at 100; each finding takes a share of what is left of its domain. One open critical
-    finding holds it at 39, one high finding at 74, whatever else is good. Assurance is the share of
-    claims that the last `profile verify` of this very profile on this host has proved.
+    finding holds it at 39, one high finding at 74, whatever else is good. Assurance is the share
+    that the last `profile verify` of this very profile on this host has proved, of the claims that a probe
+    can try.
     """
     loaded = load(reference)
-    outcome = lint_one(loaded, date.today(), config=load_config(), host=host_facts() if host else None)
-    found = score_of(outcome, **_verified(loaded.digest))
+    judged = judge(loaded, host=host)
+    found = judged.score
     if as_json:
         output.print_json(_score_data(loaded, found))
         return
-    assurance = "not verified yet" if found.assurance is None else f"{found.assurance} % of claims proved"
     output.say(f"{output.accent(loaded.profile.name)}  {found.grade}")
     output.say(f"posture   {found.posture:>3} of 100  {output.bar(found.posture / 100)}")
     if found.gate is not None:
@@ -252,7 +253,7 @@ def score(reference: str, host: bool, as_json: bool) -> None:
         )
     if found.posture_raw != found.posture:
         output.say(f"          {found.posture_raw} without its waivers")
-    output.say(f"assurance {assurance}")
+    output.say(f"assurance {judged.assurance}")
     for number, gain in enumerate(found.improvements):
         label = "cheapest  " if number == 0 else " " * 10
         points = f"+{gain.points}" if gain.points else " 0"
@@ -260,14 +261,34 @@ def score(reference: str, host: bool, as_json: bool) -> None:
         output.say(f"{label}{points:>3}  {finding.rule.rule_id}  {_place(finding)}  {finding.rule.fix}")
 
 
+def judge(loaded: Loaded, *, host: bool = False) -> Judged:
+    """One judgement for `score` and for the page of `explain`."""
+    outcome = lint_one(loaded, date.today(), config=load_config(), host=host_facts() if host else None)
+    verified = _verified(loaded.digest)
+    found = score_of(outcome, **{name: verified[name] for name in ("proved", "provable", "disproved")})
+    unknown = "not verified yet: the ? behind the grade goes with `supervisorctl profile verify`"
+    return Judged(outcome, found, unknown if found.assurance is None else _assured(verified))
+
+
 def _verified(digest: str) -> dict[str, int]:
-    """What the last verification of this very profile has counted; nothing without one."""
+    """What the last verification of this very profile has counted; zeros without one."""
     from supervisor.verify.reports import latest
 
     report = latest(locate(), digest) if os.path.isdir(locate().state) else None
     states = [claim["state"] for claim in report["claims"]] if report else []
     proved, disproved = states.count("proved"), states.count("disproved")
-    return {"proved": proved, "provable": proved + disproved, "disproved": disproved}
+    return {
+        "proved": proved,
+        "provable": proved + disproved,
+        "disproved": disproved,
+        "not_testable": states.count("not_testable"),
+    }
+
+
+def _assured(verified: dict[str, int]) -> str:
+    said = f"{verified['proved']} of {verified['provable']} claims that can be tried are proved"
+    left = verified["not_testable"]
+    return f"{said} · {left} are held outside of the box, where no probe comes" if left else said
 
 
 def _score_data(loaded: Loaded, found: Score) -> dict[str, Any]:

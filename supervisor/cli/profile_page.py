@@ -5,6 +5,7 @@ Never loads anything: no script, no font, no picture from elsewhere.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import date
 from html import escape
 from itertools import groupby
@@ -12,10 +13,10 @@ from pathlib import Path
 
 from supervisor.errors import UsageError
 from supervisor.profile.claims import Claim
+from supervisor.profile.credentials import looks_like_one
 from supervisor.profile.lint.model import Finding, Outcome
-from supervisor.profile.lint.run import lint
 from supervisor.profile.load import Loaded
-from supervisor.profile.score import Score, score
+from supervisor.profile.score import Score
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #8884; --dim: #777; --bad: #b3261e; --accent: #0b7285; }
@@ -36,17 +37,26 @@ pre span::before { counter-increment: line; content: counter(line); display: inl
 """
 
 
-def write_page(path: str, loaded: Loaded, claims: list[Claim]) -> None:
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What lint and score say, the same as their commands; assurance as a sentence."""
+
+    outcome: Outcome
+    score: Score
+    assurance: str
+
+
+def write_page(path: str, loaded: Loaded, claims: list[Claim], judged: Judged) -> None:
     """Raises UsageError when the file cannot be written."""
     try:
-        Path(path).write_text(page(loaded, claims, date.today()), encoding="utf-8")
+        Path(path).write_text(page(loaded, claims, date.today(), judged), encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from None
 
 
-def page(loaded: Loaded, claims: list[Claim], today: date) -> str:
+def page(loaded: Loaded, claims: list[Claim], today: date, judged: Judged) -> str:
     """The whole document; every text in it is escaped, since profiles come from anywhere."""
-    outcome = lint(loaded, today)
+    outcome = judged.outcome
     name = escape(loaded.profile.name)
     parts = [
         "<!doctype html>",
@@ -55,13 +65,14 @@ def page(loaded: Loaded, claims: list[Claim], today: date) -> str:
         f"<title>profile {name}</title><style>{_STYLE}</style>",
         f"<h1>{name}</h1><p>{escape(loaded.profile.description)}</p>",
         f'<p class="dim">effective policy · digest <code>{loaded.digest}</code> · written {today}</p>',
-        _numbers(outcome, score(outcome)),
+        _numbers(outcome, judged.score),
+        f'<p class="dim">{escape(judged.assurance)}</p>',
         "<h2>What an agent may do</h2>",
         _claims(claims),
         "<h2>Findings</h2>",
         _findings(outcome),
         "<h2>Where it is written</h2>",
-        *(_source(number, source) for number, source in enumerate(loaded.sources)),
+        *(_source(source, loaded) for source in loaded.sources),
         "</html>",
     ]
     return _linked("\n".join(parts), loaded)
@@ -123,12 +134,18 @@ def _finding(finding: Finding) -> str:
     )
 
 
-def _source(number: int, source: str) -> str:
-    """The file as it is, a line each, so that every sentence can be followed to its line."""
+def _source(source: str, loaded: Loaded) -> str:
+    """The file as it is, a line each, so that every sentence can be followed to its line.
+
+    But for credentials, which do not belong into a page that is handed on.
+    """
     try:
         text = Path(source).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return f"<p>{escape(source)} (not a file here)</p>"
+    for value in loaded.profile.env.set.values():
+        if looks_like_one(value):
+            text = text.replace(value, "…")
     lines = "".join(
         f'<span id="{_anchor(source, line)}">{escape(content) or " "}</span>'
         for line, content in enumerate(text.splitlines(), start=1)

@@ -20,9 +20,10 @@ from supervisor.cli.look import json_option
 from supervisor.clock import CLOCK_JUMP
 from supervisor.control.client import ask
 from supervisor.errors import NotFound, NotYetDead, StateError, SupervisorError, UsageError
-from supervisor.identifiers import check_ticket
+from supervisor.identifiers import check_project, check_ticket
 from supervisor.limits.money import show_usd
 from supervisor.observe.queries import kill_result
+from supervisor.paths import Paths
 from supervisor.profile.units import parse_duration, show_duration
 from supervisor.store.records import Run
 
@@ -272,6 +273,7 @@ def resume(ticket: str | None, project: str, as_json: bool) -> None:
         output.print_json({"ticket": ticket, "cleared": cleared})
     else:
         output.say(f"{ticket}  {'stop flag cleared' if cleared else 'had no stop flag'}")
+        _say_what_still_holds(access.paths, ticket)
 
 
 def _note(what: str, access: Access, detail: dict[str, Any], ticket: str = "") -> None:
@@ -283,6 +285,7 @@ def _note(what: str, access: Access, detail: dict[str, Any], ticket: str = "") -
 
 
 def _set_paused(project: str, value: str, as_json: bool) -> None:
+    check_project(project)
     key = f"paused:{project}" if project else "paused"
     with open_access() as access:
         if access.local is not None:
@@ -298,8 +301,25 @@ def _set_paused(project: str, value: str, as_json: bool) -> None:
         output.print_json({key: value})
         return
     what = f"project {project}" if project else "everything"
-    output.say(
-        f"{what} is paused: no new run starts (supervisorctl resume)"
-        if value == "true"
-        else f"{what} may start again"
-    )
+    again = f"supervisorctl resume --project {project}" if project else "supervisorctl resume"
+    if value == "true":
+        output.say(f"{what} is paused: no new run starts ({again})")
+        return
+    output.say(f"{what} may start again")
+    with open_access() as access:
+        settings = access.store.settings() if access.local is not None else {}
+        paths = access.paths
+    for other in sorted(key for key, value in settings.items() if value == "true"):
+        if other == "paused" and project:
+            output.say("but everything is paused: supervisorctl resume")
+        elif other.startswith("paused:") and not project:
+            name = other.removeprefix("paused:")
+            output.say(f"but project {name} is still paused: supervisorctl resume --project {name}")
+    _say_what_still_holds(paths, "")
+
+
+def _say_what_still_holds(paths: Paths, ticket: str) -> None:
+    """Stop-files are the operator's: no command removes one."""
+    for path in [paths.stop_everything, *([f"{paths.stop_folder}/{ticket}"] if ticket else [])]:
+        if os.path.lexists(path):
+            output.say(f"but a stop-file still holds it: rm {path}")

@@ -1,4 +1,4 @@
-"""Owns the commands of the queue: add, list, requeue.
+"""Owns the commands of the queue: add, list, requeue, remove.
 May touch the queue in the state's database, and standard output.
 Never runs anything: a worker does.
 """
@@ -15,9 +15,11 @@ from supervisor.cli import output
 from supervisor.cli.access import open_access
 from supervisor.cli.look import json_option
 from supervisor.clock import rfc3339
-from supervisor.identifiers import check_ticket
+from supervisor.identifiers import check_project, check_ticket
 from supervisor.store.records import Ticket, TicketState
 
+MOST = (1 << 31) - 1
+"""Either database can hold it."""
 _STATES = [str(state) for state in TicketState]
 
 
@@ -30,7 +32,12 @@ def tickets() -> None:
 @click.argument("keys", nargs=-1, required=True, metavar="KEY…")
 @click.option("--goal", default="", help="What is to be done; {goal} in the worker's command.")
 @click.option("--project", default="", help="Whose budget it is, and what it is paused with.")
-@click.option("--priority", default=0, help="The highest is claimed first; 0 if left out.")
+@click.option(
+    "--priority",
+    default=0,
+    type=click.IntRange(-MOST, MOST),
+    help="The highest is claimed first; 0 if left out.",
+)
 @json_option
 def add(keys: tuple[str, ...], goal: str, project: str, priority: int, as_json: bool) -> None:
     """Put tickets into the queue."""
@@ -53,6 +60,8 @@ def add(keys: tuple[str, ...], goal: str, project: str, priority: int, as_json: 
 @json_option
 def list_(state: str | None, project: str | None, as_json: bool) -> None:
     """Tickets, in the order in which they would be claimed."""
+    if project is not None:
+        check_project(project)
     with open_access() as access:
         found = access.store.tickets.listed(state=state or "", project=project)
     if as_json:
@@ -66,7 +75,7 @@ def list_(state: str | None, project: str | None, as_json: bool) -> None:
         [
             ticket.key,
             _state(ticket),
-            ticket.project or output.NONE,
+            output.visible(ticket.project, always=True) or output.NONE,
             ticket.stop_reason or output.NONE,
             str(ticket.attempts),
             output.ago(ticket.created_at or ticket.updated_at),
@@ -95,6 +104,21 @@ def requeue(keys: tuple[str, ...], as_json: bool) -> None:
         return
     for ticket in made:
         output.say(f"{output.accent(ticket.key)}  open again")
+
+
+@tickets.command()
+@click.argument("keys", nargs=-1, required=True, metavar="KEY…")
+@json_option
+def remove(keys: tuple[str, ...], as_json: bool) -> None:
+    """Take tickets out of the queue that have never run."""
+    with open_access() as access:
+        queue = access.store.tickets
+        gone = [queue.remove(check_ticket(key)) for key in dict.fromkeys(keys)]
+    if as_json:
+        output.print_json([_as_data(ticket) for ticket in gone])
+        return
+    for ticket in gone:
+        output.say(f"{output.accent(ticket.key)}  taken out of the queue")
 
 
 def _as_data(ticket: Ticket) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections import Counter
 from typing import Any
 
 import click
@@ -32,7 +33,7 @@ from supervisor.profile.units import show_duration
 @click.option(
     "--worktree", default=".", help="The folder the agents work in.", type=click.Path(file_okay=False)
 )
-@click.option("--until-empty", is_flag=True, help="End when no ticket is left to claim.")
+@click.option("--until-empty", is_flag=True, help="End when no ticket is left that can be claimed today.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per run that ended, a line each.")
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="-- CMD…")
 def work(
@@ -80,6 +81,9 @@ async def _work(given: dict[str, Any], as_json: bool) -> None:
     from supervisor.runs.reasons import kill_request
     from supervisor.store.tickets import Claimed, Nothing
 
+    count: Counter[str] = Counter()
+    spent = [0]
+
     def say(text: str) -> None:
         if not as_json:
             output.say(f"{output.dim(output.clock_time())}  {text}")
@@ -88,6 +92,8 @@ async def _work(given: dict[str, Any], as_json: bool) -> None:
         say(f"{output.accent(one.ticket.key)}  claimed")
 
     def ended(live: LiveRun) -> None:
+        count[str(live.run.reason)] += 1
+        spent[0] += int(live.run.totals.get("spent_nanos", 0))
         if as_json:
             output.print_json(result(live.run))
             return
@@ -115,9 +121,10 @@ async def _work(given: dict[str, Any], as_json: bool) -> None:
             asked += 1
             worker.end()
             if asked == 1:
-                click.echo(
-                    f"claiming no more; waiting for {len(supervisor.runs)} runs (again: kill them)", err=True
-                )
+                left = len(supervisor.runs)
+                runs = "1 run" if left == 1 else f"{left} runs"
+                wait = f"; waiting for {runs} (again: kill them)" if left else ""
+                click.echo(f"claiming no more{wait}", err=True)
                 return
             for live in supervisor.runs.values():
                 live.request_stop(
@@ -126,4 +133,8 @@ async def _work(given: dict[str, Any], as_json: bool) -> None:
 
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, end)
-        await worker.work()
+        try:
+            await worker.work()
+        finally:
+            if count:
+                say(" · ".join([*(f"{many} {reason}" for reason, many in count.items()), show_usd(spent[0])]))

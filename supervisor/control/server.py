@@ -22,7 +22,7 @@ from supervisor.clock import CLOCK_JUMP
 from supervisor.control.messages import MAX_LINE, Answer, Request, error_answer
 from supervisor.daemon import Supervisor
 from supervisor.errors import NotFound, NotYetDead, StateError, SupervisorError, UsageError
-from supervisor.identifiers import check_ticket
+from supervisor.identifiers import check_goal, check_project, check_ticket
 from supervisor.limits.budget import DAYS
 from supervisor.observe.queries import Queries, kill_result, result
 from supervisor.profile.load import load
@@ -46,8 +46,8 @@ class ControlServer:
     def __init__(self, supervisor: Supervisor, handed_over: socket.socket | None = None) -> None:
         self.supervisor = supervisor
         self._handed_over = handed_over
-        zone = supervisor.config.daily.zone
-        self.queries = Queries(supervisor.store, supervisor.paths, zone)
+        daily = supervisor.config.daily
+        self.queries = Queries(supervisor.store, supervisor.paths, daily.zone, daily.caps)
         self.handlers: dict[str, Handler] = {
             "ping": self._ping,
             "ps": self._ps,
@@ -263,8 +263,8 @@ def make_order(wanted: dict[str, Any], uid: int | None = None, claim: Claimed | 
         argv=argv,
         caller_environment=dict(wanted.get("environment", {})),
         secrets=read_secrets(loaded.profile),
-        project=str(wanted.get("project", "")),
-        goal=str(wanted.get("goal", "")),
+        project=check_project(str(wanted.get("project", ""))),
+        goal=check_goal(str(wanted.get("goal", ""))),
         claim=claim,
     )
 

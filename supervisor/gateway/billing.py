@@ -16,6 +16,10 @@ from supervisor.limits.usage import TokenUsage, UsageSource
 BYTES_PER_TOKEN = 3
 """Of text that was relayed when an answer was cut: 3 to 4 are usual, the lower number charges more."""
 
+MOST_TOKENS = 10**7
+MOST_USES = 10**4
+"""More in one call is not believed: no model reads as much, and sums of such lies fit into no database."""
+
 
 @dataclass(frozen=True, slots=True)
 class Terms:
@@ -45,11 +49,14 @@ def bill(terms: Terms, reported: Reported, *, status: int) -> Bill | None:
 
     status: of the provider's answer, 0 when the call was sent and no answer came. A complete report is
     charged as it is. A cut answer costs its input as reported, or the bound that was held for it, and
-    an estimate of its output; no estimate is above the hold. Where nothing was seen, the hold is charged.
+    an estimate of its output, which is all that was held where it can think unseen; no estimate is above
+    the hold. Where nothing was seen, the hold is charged.
     """
     usage = reported.usage
     if usage is not None and usage.total == 0:
         usage = None
+    if usage is not None and (usage.total > MOST_TOKENS or sum(usage.tools.values()) > MOST_USES):
+        return _hold(terms, answered=True)
     if usage is None and status >= 300:
         return None
     if usage is not None and (reported.complete or status >= 300):
@@ -74,7 +81,7 @@ def _hold(terms: Terms, *, answered: bool) -> Bill:
 def _estimate(terms: Terms, usage: TokenUsage | None, reported: Reported) -> Bill:
     ask, grant = terms.ask, terms.grant
     most = grant.output_tokens * ask.answers
-    relayed = min(-(-reported.output_bytes // BYTES_PER_TOKEN), most)
+    relayed = most if reported.unseen else min(-(-reported.output_bytes // BYTES_PER_TOKEN), most)
     if usage is None:
         # The input is somewhere below its bound, and nobody said where.
         guessed = TokenUsage(input=ask.input_bound, output=relayed, tools=ask.tools)

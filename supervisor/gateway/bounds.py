@@ -27,9 +27,8 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -46,8 +45,7 @@ _BYTES_PER_TOKEN_AT_MOST = 24
 _encode = msgspec.json.Encoder().encode
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """One message, or the head: text is its compact JSON, key what it is known by.
 
     tokens: the most it can be.

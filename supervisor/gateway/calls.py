@@ -63,7 +63,8 @@ class Reported:
 
     input_known: the input was reported though the answer was cut short. output_bytes: of generated
     text that went by, to estimate a cut answer from. complete: the answer came to its end.
-    model: as the provider named it, "" when it did not.
+    model: as the provider named it, "" when it did not. unseen: the model may have thought more than went
+    by, so that no estimate can be made from what did.
     """
 
     usage: TokenUsage | None
@@ -71,6 +72,7 @@ class Reported:
     model: str = ""
     input_known: bool = False
     output_bytes: int = 0
+    unseen: bool = False
 
 
 class UsageReader(Protocol):

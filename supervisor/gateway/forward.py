@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import aiohttp
 from aiohttp import web
 from multidict import CIMultiDict
-from yarl import URL
 
 from supervisor.errors import SupervisorError, UsageError
 from supervisor.gateway.aside import Aside
@@ -29,11 +26,12 @@ from supervisor.gateway.settings import Allowed, GatewaySettings
 from supervisor.gateway.sse import EventTooLong
 from supervisor.gateway.upstreams import Service, matches
 from supervisor.gateway.usage.readers import reader_for
+from supervisor.gateway.wire import BrokenOff, Unreachable, UpstreamAnswer
 from supervisor.limits.budget import Ask, Refusal
 
 _ERROR_BYTES = 1 << 20
-_BYTES_AS_THEY_ARE = 1 << 20
-"""A body above this is sent piece by piece, so that other calls are not kept waiting."""
+_READABLE = frozenset({"", "identity", "gzip", "deflate"})
+"""Encodings that are undone, or are an error, before anything is looked at."""
 
 _PASSED = frozenset(
     "accept user-agent anthropic-version anthropic-beta openai-beta x-app originator session_id version "
@@ -210,6 +208,10 @@ class Forwarder:
         response = await self._send(attempt, route, line, key, client)
         try:
             attempt.status = response.status
+            packed = ", ".join(response.headers.getall("Content-Encoding", ())).strip().lower()
+            if response.status < 200 or packed not in _READABLE:
+                # No answer, or one in which nobody finds what it used, or our key.
+                raise Cut("an answer that cannot be read")
 
             def echoed() -> None:
                 what = f"the upstream {hold.upstream} sent its key back; it was taken out"
@@ -239,7 +241,7 @@ class Forwarder:
 
     async def _send(
         self, attempt: _Attempt, route: ModelRoute, line: Line, key: str, client: Client
-    ) -> aiohttp.ClientResponse:
+    ) -> UpstreamAnswer:
         call, service = attempt.call, line.service
         own = service.own_name(call.model)
         body = rewrite(
@@ -253,21 +255,15 @@ class Forwarder:
             path = path.replace(f"/models/{call.model}:", f"/models/{own}:", 1)
         attempt.hold.sent = True
         try:
-            return await line.session.request(
-                "POST",
-                URL(service.url(path), encoded=True),
-                data=body if len(body) <= _BYTES_AS_THEY_ARE else io.BytesIO(body),
-                headers=_sent_on(client.headers, service, key),
-                allow_redirects=False,
-            )
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            why = f"the upstream {service.name} cannot be reached: {type(error).__name__}"
+            return await line.wire.post(path, _sent_on(client.headers, service, key).items(), body)
+        except Unreachable as error:
+            why = f"the upstream {service.name} cannot be reached: {error}"
             self._owner.on_problem(Problem("unreachable", why, attempt.hold.charge_id))
             self._books.release(attempt.hold, outcome="unreachable")
             raise CallRefused(502, "upstream_unreachable", "the upstream cannot be reached") from None
-        except (aiohttp.ClientError, OSError) as error:
+        except BrokenOff as error:
             # It may have been read and answered: nobody knows, so it is not free.
-            raise Cut(f"upstream broke off: {type(error).__name__}") from error
+            raise Cut(f"upstream broke off: {error}") from error
 
     async def _error(
         self, attempt: _Attempt, answer: Answer, line: Line, key: str, *, last: bool

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar
 
 from supervisor.booking import BookingClock
 from supervisor.clock import rfc3339
@@ -58,43 +58,49 @@ class RecorderLedger:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
+        self._told: deque[tuple[asyncio.Future[Any], Any, BaseException | None]] = deque()
+        self._woken = False
 
     def reserve(self, call: NewCall, caps: Caps, ask: Ask) -> asyncio.Future[Grant | Refusal]:
-        return _in_loop(self._recorder.write(lambda store: store.ledger.reserve(call, caps, ask)))
+        return self._post(lambda store: store.ledger.reserve(call, caps, ask), ends=False)
 
     def settle(self, charge_id: str, settlement: Settlement) -> asyncio.Future[Balances | None]:
-        return self._keep(lambda store: store.ledger.settle(charge_id, settlement))
+        return self._post(lambda store: store.ledger.settle(charge_id, settlement), ends=True)
 
     def release(self, charge_id: str, outcome: str, at: str) -> asyncio.Future[bool]:
-        return self._keep(lambda store: store.ledger.release(charge_id, outcome, at))
+        return self._post(lambda store: store.ledger.release(charge_id, outcome, at), ends=True)
 
-    def _keep(self, action: Callable[[Store], T]) -> asyncio.Future[T]:
-        # The recorder's future carries what the action gave; its signature promises less.
-        keep = cast("Callable[[Callable[[Store], T]], Future[T]]", self._recorder.keep)
-        return _in_loop(keep(action))
+    def _post(self, action: Callable[[Store], T], *, ends: bool) -> asyncio.Future[T]:
+        """The outcome in the running loop. Cancelling it does not cancel the work.
 
+        For an end nobody waits: the client has its answer, and until then all of the hold is held.
+        """
+        loop = asyncio.get_running_loop()
+        outcome: asyncio.Future[T] = loop.create_future()
 
-def _in_loop(work: Future[T]) -> asyncio.Future[T]:
-    """The outcome in the running loop. Unlike wrap_future, being cancelled does not cancel the work."""
-    loop = asyncio.get_running_loop()
-    outcome: asyncio.Future[T] = loop.create_future()
+        def tell(result: Any, error: BaseException | None) -> None:
+            self._told.append((outcome, result, error))
+            # What is committed together is told together: each waking costs a call of the kernel.
+            if not self._woken:
+                self._woken = True
+                # A loop that is closed has nobody left who waits.
+                with contextlib.suppress(RuntimeError):
+                    loop.call_soon_threadsafe(self._hand_over)
 
-    def hand_over(_: Future[T]) -> None:
-        # A loop that is closed has nobody left who waits.
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(settle)
+        self._recorder.post(action, tell, insist=ends, patient=ends)
+        return outcome
 
-    def settle() -> None:
-        if outcome.cancelled():
-            return
-        error = work.exception()
-        if error is None:
-            outcome.set_result(work.result())
-        else:
-            outcome.set_exception(error)
-
-    work.add_done_callback(hand_over)
-    return outcome
+    def _hand_over(self) -> None:
+        # Before the look: what is told from now on wakes the loop again.
+        self._woken = False
+        while self._told:
+            outcome, result, error = self._told.popleft()
+            if outcome.done():
+                continue
+            if error is None:
+                outcome.set_result(result)
+            else:
+                outcome.set_exception(error)
 
 
 class Prices(Protocol):

@@ -8,15 +8,16 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Mapping
+from email.utils import formatdate
 from functools import partial
 
-import aiohttp
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 from multidict import CIMultiDict
 
 from supervisor.gateway.aside import Aside
 from supervisor.gateway.calls import UsageReader
 from supervisor.gateway.sse import SseEvent, SseSplitter
+from supervisor.gateway.wire import BrokenOff, UpstreamAnswer
 from supervisor.logs.redact.known import KnownSecrets
 
 _UNWATCHED_BYTES = 32 << 10
@@ -66,6 +67,60 @@ class Patience:
         self._next_s = 0.0
 
 
+class _Chunked(web.StreamResponse):
+    """An answer in chunks to a client that speaks HTTP/1.1, framed here: by the library it costs thrice
+    as much. The library asks for its beginning and its end too."""
+
+    def __init__(self, request: web.BaseRequest, status: int, headers: CIMultiDict[str]) -> None:
+        super().__init__(status=status, headers=headers)
+        self._asked = request
+        self._held = b""
+        self._is_over = False
+        self._has_ended = False
+
+    @property
+    def keep_alive(self) -> bool | None:
+        return self._asked.keep_alive
+
+    async def prepare(self, request: web.BaseRequest) -> None:
+        """The head is written with the first chunk, or nobody is there any more."""
+
+    def begin(self) -> None:
+        """Nothing is written before flush or write: each time costs a call of the kernel."""
+        lines = [f"HTTP/1.1 {self.status} {self.reason}"]
+        lines += [f"{name}: {value}" for name, value in self.headers.items()]
+        if "Date" not in self.headers:
+            lines.append(f"Date: {formatdate(usegmt=True)}")
+        if not self.keep_alive:
+            lines.append("Connection: close")
+        lines += ["Transfer-Encoding: chunked", "", ""]
+        self._held = "\r\n".join(lines).encode("ascii")
+
+    async def write(self, data: bytes | bytearray | memoryview) -> None:
+        self._held += b"%x\r\n%b\r\n" % (len(data), bytes(data))
+        self.flush()
+        await self._asked.writer.drain()
+
+    def end_with_next(self) -> None:
+        """What is written next is the last."""
+        self._is_over = True
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        self._is_over = True
+        self.flush()
+
+    def flush(self) -> None:
+        data, self._held = self._held, b""
+        if self._is_over and not self._has_ended:
+            self._has_ended = True
+            data += b"0\r\n\r\n"
+        if not data:
+            return
+        if self._asked.transport is None or self._asked.transport.is_closing():
+            raise ConnectionResetError("the client has gone")
+        self._asked.transport.write(data)
+
+
 class Client:
     """The side of the agent. It can go away at any time; then nothing is written any more."""
 
@@ -102,19 +157,33 @@ class Client:
         return response
 
     async def begin(self, status: int, headers: CIMultiDict[str]) -> None:
-        self._response = web.StreamResponse(status=status, headers=headers)
         try:
-            await self._response.prepare(self._request)
+            if self._request.version == HttpVersion11:
+                self._response = chunked = _Chunked(self._request, status, headers)
+                chunked.begin()
+            else:
+                self._response = web.StreamResponse(status=status, headers=headers)
+                await self._response.prepare(self._request)
         except ConnectionError:
             self._lost()
 
-    async def write(self, data: bytes) -> None:
+    def flush(self) -> None:
+        """What waits for the first chunk does not wait any longer."""
+        if isinstance(self._response, _Chunked) and not self._gone:
+            try:
+                self._response.flush()
+            except ConnectionError:
+                self._lost()
+
+    async def write(self, data: bytes, *, last: bool = False) -> None:
         response, transport = self._response, self._request.transport
         if self._gone or response is None:
             return
         if transport is None:
             self._lost()
             return
+        if last and isinstance(response, _Chunked):
+            response.end_with_next()
         try:
             if transport.get_write_buffer_size() + len(data) < _UNWATCHED_BYTES:
                 await response.write(data)
@@ -137,6 +206,7 @@ class Client:
 
     def break_off(self) -> web.StreamResponse:
         """The client sees that the answer is not whole: what was written arrives, its end does not."""
+        self.flush()
         if self._request.transport is not None:
             self._request.transport.close()
         return self.began_with()
@@ -158,7 +228,7 @@ class Answer:
 
     def __init__(
         self,
-        answer: aiohttp.ClientResponse,
+        answer: UpstreamAnswer,
         reader: UsageReader,
         secrets: KnownSecrets,
         patience: Patience,
@@ -198,16 +268,26 @@ class Answer:
         """
         splitter = SseSplitter()
         first = True
-        while chunk := await self._next():
+        while True:
+            if not self._answer.has_more:
+                client.flush()
+            chunk = await self._next()
+            if not chunk:
+                break
             if first:
                 first = False
                 on_byte()
             events = splitter.feed(chunk)
+            over = self._answer.is_over
+            if over:
+                events += splitter.close()
             if events:
-                await self._pass_on(events, client, on_end)
+                await self._pass_on(events, client, on_end, last=over)
         await self._pass_on(splitter.close(), client, on_end)
 
-    async def _pass_on(self, events: list[SseEvent], client: Client, on_end: Callable[[], None]) -> None:
+    async def _pass_on(
+        self, events: list[SseEvent], client: Client, on_end: Callable[[], None], *, last: bool = False
+    ) -> None:
         shown = []
         ended = False
         for raw, data in events:
@@ -215,13 +295,14 @@ class Answer:
                 if len(data) <= _LIGHT_BYTES:
                     visible = self._reader.event(data)
                 else:
+                    client.flush()
                     visible = await self._aside.read(partial(self._reader.event, data), data)
                 ended = ended or data == b"[DONE]" or _END.search(data) is not None
                 if not visible:
                     continue
-            shown.append(self.clean(raw))
+            shown.append(raw)
         if shown:
-            await client.write(shown[0] if len(shown) == 1 else b"".join(shown))
+            await client.write(self.clean(shown[0] if len(shown) == 1 else b"".join(shown)), last=last)
         if ended:
             # After the write, which settling would delay; a next request is only read in a later turn.
             on_end()
@@ -235,10 +316,9 @@ class Answer:
 
     async def _next(self) -> bytes:
         try:
-            chunk = await self._answer.content.readany()
-        except (aiohttp.ClientError, aiohttp.http_exceptions.HttpProcessingError, OSError) as error:
-            # TimeoutError is an OSError: ours arrives as a cancellation, and this is none of it.
-            raise Cut(f"upstream broke off: {type(error).__name__}") from error
+            chunk = await self._answer.readany()
+        except BrokenOff as error:
+            raise Cut(f"upstream broke off: {error}") from error
         self._patience.alive(asyncio.get_running_loop().time())
         return chunk
 

@@ -12,7 +12,7 @@ from supervisor.gateway.asked import anthropic, gemini, openai_chat, openai_resp
 from supervisor.gateway.asked.common import Allowances, Asked
 from supervisor.gateway.bounds import SLACK_CALL, BoundMemory, encoded, prefixes_of
 from supervisor.gateway.calls import Api, ModelCall
-from supervisor.gateway.strict import bad_request, read_object
+from supervisor.gateway.strict import bad_request, read_object, refuse_other_spellings
 
 __all__ = ["Allowances", "BoundMemory", "ChatBound", "read_call", "rewrite"]
 
@@ -48,6 +48,7 @@ def read_call(
             raise bad_request("the path names no model")
         asked = gemini.read(document, allow, model, stream)
     else:
+        refuse_other_spellings(document)
         asked = _BODY_READERS[api](document, allow)
     prefixes = prefixes_of(f"{api}/{asked.model}", asked.head, asked.messages) if asked.refine else ()
     bound = memory.bound(prefixes, asked.head, asked.messages, SLACK_CALL + asked.slack)

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import socket
 from collections.abc import Sequence
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -32,7 +33,10 @@ _BACKLOG = 1024
 _LINGER_S = 1.0
 _LINE_BYTES = 8190
 _HEADERS = 128
-_READ_BYTES = 1 << 20
+_READ_BYTES = 1 << 18
+_TURN_BYTES = 32 << 10
+"""Of all connections of a run in one turn of the loop: six bytes can be a chunk that takes microseconds."""
+_LEAST_BYTES = 256
 _CLOSE_PATIENCE_S = 1.0
 
 # What a client sends is an agent's words; the library would write some of it to the terminal.
@@ -217,6 +221,8 @@ class RunGateway:
         try:
             async with asyncio.timeout(limits.body_s):
                 while chunk := await request.content.readany():
+                    # What is packed a thousand to one is there at once, so reading it never waits.
+                    await asyncio.sleep(0)
                     body += chunk
                     self._body_bytes += len(chunk)
                     if len(body) > limits.body_bytes:
@@ -224,7 +230,12 @@ class RunGateway:
                     self._bound_bodies()
         except TimeoutError:
             raise CallRefused(408, "too_slow", "the request did not arrive in time") from None
-        except (aiohttp.ClientError, aiohttp.http_exceptions.HttpProcessingError, web.RequestPayloadError):
+        except (
+            aiohttp.ClientError,
+            aiohttp.http_exceptions.HttpProcessingError,
+            web.RequestPayloadError,
+            ConnectionError,
+        ):
             raise CallRefused(400, "bad_body", "the body of the request cannot be read") from None
 
     def _bound_bodies(self) -> None:
@@ -266,13 +277,45 @@ class RunGateway:
 
 
 class _Web(web.Server):
-    """Knows how many connections there are from the moment they are accepted, not begun."""
+    """Knows how many connections there are from the moment they are accepted, not begun.
+
+    They share what may be read in one turn of the loop: however many an agent opens and whatever it
+    writes, the loop comes round, and the run can be killed.
+    """
 
     open = 0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._options = kwargs
+        self._buffer = memoryview(bytearray(_TURN_BYTES))
+
+    def __call__(self) -> web.RequestHandler:
+        return _Connection(self, loop=asyncio.get_running_loop(), **self._options)
+
+    def buffer(self) -> memoryview:
+        """Where a connection is to read to, as much as is its share. It is empty again at once."""
+        return self._buffer[: max(_LEAST_BYTES, _TURN_BYTES // max(1, self.open))]
 
     def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
         self.open -= 1
         super().connection_lost(handler, exc)
+
+
+class _Connection(web.RequestHandler, asyncio.BufferedProtocol):
+    """One connection, which reads no more at a time than it is told to."""
+
+    def __init__(self, web_server: _Web, **options: Any) -> None:
+        super().__init__(web_server, **options)
+        self._web_server = web_server
+        self._buffer = memoryview(b"")
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        self._buffer = self._web_server.buffer()
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.data_received(bytes(self._buffer[:nbytes]))
 
 
 class _OneTooMany(asyncio.Protocol):

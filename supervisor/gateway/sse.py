@@ -6,6 +6,7 @@ Never holds more than one unfinished event, and never one above its limit.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
 MAX_EVENT_BYTES = 16 << 20
@@ -67,8 +68,7 @@ class SseSplitter:
     def _cut(self, buffer: bytes | bytearray, search_from: int) -> tuple[list[SseEvent], int]:
         events: list[SseEvent] = []
         done = 0
-        for found in _BLANK_LINE.finditer(buffer, search_from):
-            end = found.end()
+        for end in _ends(buffer, search_from):
             if end - done > self._limit:
                 raise EventTooLong(f"an event of more than {self._limit} bytes")
             events.append(self._event(bytes(buffer[done:end])))
@@ -80,7 +80,21 @@ class SseSplitter:
         if self._at_start:
             self._at_start = False
             read = raw.removeprefix(_BOM)
+        if read.startswith(b"data: ") and b"\r" not in read and read.find(b"\n") == len(read) - 2:
+            # One line and LF, as the providers write them.
+            return SseEvent(raw, read[6:-2])
         values = _DATA.findall(read)
         if not values:
             return SseEvent(raw, None)
         return SseEvent(raw, values[0] if len(values) == 1 else b"\n".join(values))
+
+
+def _ends(buffer: bytes | bytearray, search_from: int) -> Iterator[int]:
+    """Where each blank line ends."""
+    if b"\r" in buffer:
+        for found in _BLANK_LINE.finditer(buffer, search_from):
+            yield found.end()
+        return
+    while (at := buffer.find(b"\n\n", search_from)) >= 0:
+        search_from = at + 2
+        yield search_from

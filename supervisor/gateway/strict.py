@@ -50,7 +50,9 @@ def read_object(body: bytes) -> dict[str, Any]:
         raise bad_request(f"the body is not JSON: {str(error)[:120]}") from None
     if type(document) is not dict:
         raise bad_request("the body is not a JSON object")
-    _bound_depth(document)
+    # A body of fewer brackets than that cannot be deeper.
+    if body.count(b"{") + body.count(b"[") > MAX_DEPTH:
+        _bound_depth(document)
     return document
 
 
@@ -108,6 +110,20 @@ def _bound_depth(document: dict[str, Any]) -> None:
         for item in level:
             below += item.values() if type(item) is dict else item
         level = [item for item in below if type(item) is dict or type(item) is list]
+
+
+def refuse_other_spellings(document: dict[str, Any], below: int = 3) -> None:
+    """Refuses names that some readers would take for others: those of Go do not look at upper and lower
+    case, nor tell the long s from the short one. In the document and in the objects of its lists; what
+    is in an object inside is named by its author.
+    """
+    for name, value in document.items():
+        if name.casefold() != name:
+            raise bad_request(f"{name[:40]!r} is not written in small letters: not everybody reads it alike")
+        if below and type(value) is list:
+            for item in value:
+                if type(item) is dict:
+                    refuse_other_spellings(item, below - 1)
 
 
 def whole_number(source: dict[str, Any], name: str, least: int, most: int = 10**9) -> int | None:

@@ -29,6 +29,8 @@ class Scope(StrEnum):
 
 
 DAYS = (Scope.PROJECT_DAY, Scope.GLOBAL_DAY)
+_SCOPES = tuple(Scope)
+_CAPS = {scope: f"{scope}_nanos" for scope in Scope}
 
 
 class Caps(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,13 +45,8 @@ class Caps(msgspec.Struct, frozen=True, kw_only=True):
 
     def nanos(self, scope: Scope) -> int | None:
         """The money cap of a scope."""
-        caps: dict[Scope, int | None] = {
-            Scope.RUN: self.run_nanos,
-            Scope.TICKET: self.ticket_nanos,
-            Scope.PROJECT_DAY: self.project_day_nanos,
-            Scope.GLOBAL_DAY: self.global_day_nanos,
-        }
-        return caps[scope]
+        found: int | None = getattr(self, _CAPS[scope])
+        return found
 
     @property
     def any_money(self) -> bool:
@@ -179,7 +176,7 @@ def _within_money(
     def nanos_with(tokens: int) -> int:
         return input_nanos + worst_output_nanos(price, ask.input_bound, tokens * ask.answers)
 
-    for scope in Scope:
+    for scope in _SCOPES:
         left = balances.left_nanos(scope, caps)
         if left is None:
             continue

@@ -35,7 +35,10 @@ def day_of(instant: datetime, zone: ZoneInfo) -> Day:
 
 def day_named(name: str, zone: ZoneInfo) -> Day:
     """The day of a date like "2026-12-01". Raises ValueError."""
-    return _day(date.fromisoformat(name), zone)
+    try:
+        return _day(date.fromisoformat(name), zone)
+    except OverflowError:
+        raise ValueError(f"{name} has no day before or after it") from None
 
 
 def _day(found: date, zone: ZoneInfo) -> Day:

@@ -14,6 +14,7 @@ from supervisor import workers
 from supervisor.clock import CLOCK_JUMP, rfc3339
 from supervisor.errors import NotFound, UsageError
 from supervisor.limits.budget import Scope
+from supervisor.limits.caps import DailyCaps
 from supervisor.limits.money import usd_text
 from supervisor.paths import Paths
 from supervisor.runs.verdict import agent_exit_code
@@ -27,11 +28,12 @@ _RECENT = 5
 class Queries:
     """Every method answers with JSON shapes; a ticket that is not known raises NotFound."""
 
-    def __init__(self, store: Store, paths: Paths, zone: str = "UTC") -> None:
-        """zone: the one that days are cut by."""
+    def __init__(self, store: Store, paths: Paths, zone: str = "UTC", caps: DailyCaps | None = None) -> None:
+        """zone: the one that days are cut by. caps: those of the configuration, None for none."""
         self.store = store
         self.paths = paths
         self.zone = zone
+        self.caps = caps or DailyCaps()
 
     def ps(self, include_ended: bool = False) -> list[dict[str, Any]]:
         """Live runs, oldest first; with include_ended those of the last day too."""
@@ -50,6 +52,12 @@ class Queries:
     def find(self, ticket: str) -> Run:
         run = self.store.latest_run(ticket)
         if run is None:
+            waits = self.store.ticket(ticket)
+            if waits is not None:
+                raise NotFound(
+                    f"{ticket} is {waits.state} in the queue and has not run",
+                    hint=f"supervisorctl tickets remove {ticket} takes it out",
+                )
             raise NotFound(f"no ticket {ticket!a} has ever run here", hint=self._known())
         return run
 
@@ -97,7 +105,8 @@ class Queries:
         if not day:
             # A clock that was set back goes on booking on the latest day there is.
             wanted = day_named(max(wanted.name, self.store.ledger.latest_day()), zone)
-        scopes = [_spend_row(row) for row in self.store.ledger.spend(wanted.name)]
+        rows = self.store.ledger.spend(wanted.name)
+        scopes = [_spend_row(row) for row in (_as_configured(rows, self.caps) if not day else rows)]
         return {
             "day": wanted.name,
             "zone": self.zone,
@@ -145,6 +154,26 @@ def _totals(run: Run) -> dict[str, Any]:
     """As they are stored; money also as the text that JSON readers expect."""
     nanos = run.totals.get("spent_nanos")
     return dict(run.totals) if nanos is None else {**run.totals, "cost_usd": usd_text(int(nanos))}
+
+
+def _as_configured(rows: list[SpendRow], caps: DailyCaps) -> list[SpendRow]:
+    """Today's rows with the caps that the configuration sets now, and its projects without a charge too.
+
+    A row remembers the cap of the last call; where the configuration sets none, a profile did.
+    """
+    known = {(row.scope, row.key) for row in rows}
+    wanted = [(Scope.GLOBAL_DAY, ""), *((Scope.PROJECT_DAY, name) for name in sorted(caps.projects))]
+    rows = [*rows, *(_unspent(*one) for one in wanted if one not in known)]
+    return [_capped(row, caps) for row in sorted(rows, key=lambda row: row.scope is not Scope.GLOBAL_DAY)]
+
+
+def _unspent(scope: Scope, key: str) -> SpendRow:
+    return SpendRow(scope=scope, key=key, spent_nanos=0, held_nanos=0, cap_nanos=None, tokens=0, calls=0)
+
+
+def _capped(row: SpendRow, caps: DailyCaps) -> SpendRow:
+    cap = caps.global_nanos if row.scope is Scope.GLOBAL_DAY else caps.of_project(row.key)
+    return row if cap is None else msgspec.structs.replace(row, cap_nanos=cap)
 
 
 def _spend_row(row: SpendRow) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from supervisor.limits.money import show_usd
+from supervisor.profile.credentials import shown
 from supervisor.profile.load import Loaded
 from supervisor.profile.positions import KeyPath, Position
 from supervisor.profile.schema import ADDING
@@ -189,7 +190,7 @@ def _environment(loaded: Loaded, add: _Collector) -> None:
     if env.passed:
         add("env-pass", "is given", f"{' '.join(env.passed)} as the caller has them", ("env", "pass"))
     if env.set:
-        add("env-set", "is given", " ".join(f"{k}={v}" for k, v in env.set.items()), ("env", "set"))
+        add("env-set", "is given", " ".join(shown(k, v) for k, v in env.set.items()), ("env", "set"))
     for name, source in env.secret.items():
         kind = source.partition(":")[0]
         add(f"secret-{name}", "is given", f"the secret {name} from a {kind}", ("env", "secret"))

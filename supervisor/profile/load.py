@@ -5,6 +5,7 @@ Never lets an unknown key, a wrong type or an impossible value pass: each is an 
 
 from __future__ import annotations
 
+import copy
 import difflib
 import hashlib
 import re
@@ -26,7 +27,7 @@ from supervisor.profile.schema import ADDING, UNITS, Profile
 Origins = Mapping[KeyPath, tuple[Position, ...]]
 
 _MAX_DEPTH = 8
-_MAX_BYTES = 1 << 20
+_MAX_BYTES = 1 << 16
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OURS = ("PATH", "HOME", "TMPDIR", "LD_PRELOAD", "LD_LIBRARY_PATH")
 _FORBIDDEN_READS = ("/", "/proc", "/sys", "/dev", "/run", "/etc", "/root", "/home", "/var", "/tmp")
@@ -70,9 +71,16 @@ def load(reference: str, limits: Mapping[str, str] | None = None) -> Loaded:
     """
     sources: list[str] = []
     merged = _read_with_parents(_locate(reference, None), sources, 0)
-    if limits:
-        merged["limits"] = {**merged.get("limits", {}), **{k: _value(k, v) for k, v in limits.items()}}
-    return _loaded(merged, {path: Path(path).read_text(encoding="utf-8") for path in sources})
+    texts = {path: Path(path).read_text(encoding="utf-8") for path in sources}
+    if not limits:
+        return _loaded(merged, texts)
+    _loaded(copy.deepcopy(merged), texts)  # what is wrong without them is not theirs
+    merged["limits"] = {**merged.get("limits", {}), **{k: _value(k, v) for k, v in limits.items()}}
+    try:
+        return _loaded(merged, texts)
+    except ProfileError as error:
+        given = " ".join(f"--limit {key}={value}" for key, value in limits.items())
+        raise ProfileError(f"{given}: {error.what}", hint=error.hint) from None
 
 
 def load_text(name: str, text: str, beside: Path) -> Loaded:
@@ -104,6 +112,8 @@ def _loaded(merged: dict[str, Any], texts: dict[str, str]) -> Loaded:
 def _value(key: str, text: str) -> object:
     """As the file would have it: a number where the key takes one, else a string without its quotes."""
     if ("limits", key) not in UNITS:
+        if thousands := re.fullmatch(r"(\d+)([kM])", text):
+            return int(thousands[1]) * {"k": 1000, "M": 1_000_000}[thousands[2]]
         for kind in (int, float):
             try:
                 return kind(text.replace("_", ""))
@@ -146,7 +156,8 @@ def _read_with_parents(path: Path, sources: list[str], depth: int) -> dict[str, 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        raw = path.read_bytes()
+        with path.open("rb") as file:
+            raw = file.read(_MAX_BYTES + 1)
     except OSError as error:
         raise ProfileError(f"cannot be read: {error.strerror}", where=str(path)) from None
     return _parse(raw, str(path))
@@ -154,10 +165,11 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _parse(raw: bytes, name: str) -> dict[str, Any]:
     if len(raw) > _MAX_BYTES:
-        raise ProfileError("is larger than 1 MiB; that is no profile", where=name)
+        raise ProfileError("is larger than 64 KiB; that is no profile", where=name)
     try:
         return tomllib.loads(raw.decode("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
+        # Not only TOMLDecodeError: Python refuses to read a number of thousands of digits.
         raise ProfileError(f"is not TOML: {error}", where=name) from None
 
 

@@ -43,7 +43,7 @@ class RunRow:
     def tell(self, kind: EventKind, detail: dict[str, Any]) -> None:
         """An event that does not change the row."""
         event = self.make_event(kind, detail)
-        self._recorder.keep(lambda store: store.add_events([event]))
+        self._recorder.post(lambda store: store.add_events([event]), insist=True, patient=True)
         self._show(event)
 
     def change(self, kind: EventKind | None, detail: dict[str, Any], **changes: Any) -> Future[None]:

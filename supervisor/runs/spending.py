@@ -19,7 +19,7 @@ from supervisor.identifiers import new_ulid
 from supervisor.limits.budget import DAYS, Balances, Caps, Refusal, Scope
 from supervisor.limits.caps import crossed, effective
 from supervisor.limits.charges import Booking, NewCall, Settlement
-from supervisor.limits.money import parse_usd, usd_text
+from supervisor.limits.money import NANOS_PER_USD, parse_usd, usd_text
 from supervisor.limits.usage import TokenUsage, UsageSource
 from supervisor.profile.schema import Profile
 from supervisor.runs.reasons import StopReason, StopRequest, limit_request
@@ -32,7 +32,11 @@ if TYPE_CHECKING:
     from supervisor.gateway.metering import Done, Problem
     from supervisor.gateway.server import RunGateway
 
-_MOST_REFUSALS_TOLD = 200
+_MOST_TOLD = 200
+"""Of what costs nothing, and so has no limit: refusals, calls that were not billed, problems."""
+_MOST_SAID_NANOS = 1000 * NANOS_PER_USD
+_MOST_SAID_TOKENS = 1 << 30
+"""Of one call that an agent tells of: it is booked for everybody's day, and many such must fit there."""
 _SETTLE_PATIENCE_S = 2.0
 
 
@@ -81,6 +85,8 @@ class Spending:
         self._gateway: RunGateway | None = None
         self._loop = asyncio.get_running_loop()
         self._refused = 0
+        self._unbilled = 0
+        self._problems = 0
         self._self_reported: set[Future[Balances]] = set()
 
     @property
@@ -165,6 +171,10 @@ class Spending:
     def _called(self, done: Done) -> None:
         if done.balances is not None:
             self._booked(done.balances, done.nanos)
+        if done.source is UsageSource.UNBILLED:
+            self._unbilled += 1
+            if self._unbilled > _MOST_TOLD:
+                return
         usage = done.usage
         self._row.tell(
             EventKind.ITERATION,
@@ -214,7 +224,7 @@ class Spending:
 
     def _was_refused(self, refusal: Refusal) -> None:
         self._refused += 1
-        if self._refused <= _MOST_REFUSALS_TOLD:
+        if self._refused <= _MOST_TOLD:
             self._row.tell(EventKind.CALL_REFUSED, _as_detail(refusal, self._ends_run(refusal)))
 
     def _ends_run(self, refusal: Refusal) -> bool:
@@ -239,6 +249,9 @@ class Spending:
         self._request_stop(limit_request(refusal.reason, grace_s, who=refusal.code, figures=figures))
 
     def _had_problem(self, problem: Problem) -> None:
+        self._problems += 1
+        if self._problems > _MOST_TOLD:
+            return
         self._row.tell(
             EventKind.METER_PROBLEM,
             {"code": problem.code, "message": problem.message, "charge_id": problem.charge_id},
@@ -322,17 +335,21 @@ def _as_detail(refusal: Refusal, ends_run: bool) -> dict[str, Any]:
 
 
 def _said_nanos(value: object) -> int:
-    """What an agent says that a call cost; anything but a plain amount is nothing that can be booked."""
+    """What an agent says that a call cost, up to what one can; anything but an amount is nothing."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         value = f"{value:.9f}" if 0 <= value < 1e8 else ""
     try:
-        return parse_usd(value)
+        return min(parse_usd(value), _MOST_SAID_NANOS)
     except ValueError:
         return 0
 
 
 def _said_count(value: object) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 40 else 0
+    return (
+        value
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST_SAID_TOKENS
+        else 0
+    )
 
 
 def _passed(caps: Caps, balances: Balances) -> Refusal | None:

@@ -5,7 +5,7 @@ Never knows a table: only how statements, transactions and locks are said to one
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from datetime import datetime
 from pathlib import Path
@@ -41,12 +41,12 @@ class Database(Protocol):
         """Run one statement; how many rows it changed."""
         ...
 
-    def change_many(self, sql: str, values: Iterable[Sequence[Any]]) -> None: ...
-
-    def transaction(self, *, alone: bool = False) -> AbstractContextManager[None]:
+    def transaction(self, *, alone: bool = False, whole: bool = False) -> AbstractContextManager[None]:
         """All or nothing, durable when it is left; inside another one, a part that can fail alone.
 
         alone: from here to the end of the outermost one no other connection's transaction is alone.
+        whole: of the outermost one, whose parts then cost nothing and cannot fail alone. One that fails
+        undoes it all; who goes on nevertheless gets Spoilt at the end.
         """
         ...
 
@@ -58,6 +58,10 @@ class Database(Protocol):
         """From now on wait no longer than that for anything."""
         ...
 
+    def tidy(self) -> None:
+        """Do now, while nobody waits, what a later commit would have to do."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -65,8 +69,25 @@ class Conflict(Exception):
     """A row is there already, or one that it belongs to is not."""
 
 
+class Spoilt(Exception):
+    """A part of a transaction failed that has no parts which can."""
+
+
 class Contention(StateError):
     """Two transactions waited for each other, and this one was undone: doing it again is enough."""
+
+
+class SamePart:
+    """What a transaction gives for one inside it when it is to be whole: nothing, but for remembering."""
+
+    def __init__(self) -> None:
+        self.failed = False
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.failed = self.failed or kind is not None
 
 
 def statements(script: str) -> list[str]:

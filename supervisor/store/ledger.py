@@ -5,7 +5,10 @@ Never decides by itself: whether a call fits is said by limits/budget.py, inside
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
 
 import msgspec
 
@@ -26,6 +29,17 @@ _INSERT = f"INSERT INTO balances (scope, key, day, {', '.join(_FIGURES)})"
 _OR_ADD = "ON CONFLICT (scope, key, day) DO UPDATE SET " + ", ".join(
     f"{name} = balances.{name} + excluded.{name}" for name in _FIGURES
 )
+_MOST_CHANGES = 6
+"""Two days, each with a project's balance and everybody's, a run and a ticket."""
+_ADD = [
+    f"{_INSERT} VALUES {', '.join(['(?, ?, ?, ?, ?, ?, ?, ?)'] * count)} {_OR_ADD} RETURNING *"
+    for count in range(_MOST_CHANGES + 1)
+]
+_LET_GO = (
+    "RETURNING run_id, ticket, project, day, held_nanos, held_tokens, ceiling_nanos, spent_nanos, tokens"
+)
+"""What is needed of a charge that is over; most of its columns are not."""
+_figures: Callable[[Balance], tuple[int, ...]] = attrgetter(*_FIGURES)
 
 
 class SpendRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,7 +124,7 @@ class Ledger:
                 "UPDATE charges SET state = 'settled', spent_nanos = ?,"
                 " tokens = CASE WHEN ? THEN held_tokens ELSE ? END,"
                 " usage = ?, usage_source = ?, outcome = ?, model = ?, settled_at = ?"
-                " WHERE charge_id = ? AND state = 'held' RETURNING *",
+                f" WHERE charge_id = ? AND state = 'held' {_LET_GO}",
                 (
                     settlement.nanos,
                     settlement.source is UsageSource.HOLD,
@@ -130,7 +144,7 @@ class Ledger:
         with self._db.transaction(alone=True):
             rows = self._db.rows(
                 "UPDATE charges SET state = 'released', usage_source = ?, outcome = ?, settled_at = ?"
-                " WHERE charge_id = ? AND state = 'held' RETURNING *",
+                f" WHERE charge_id = ? AND state = 'held' {_LET_GO}",
                 (UsageSource.UNBILLED, outcome, at, charge_id),
             )
             if rows:
@@ -306,7 +320,7 @@ class Ledger:
             " OR (scope = 'global_day' AND key = '' AND day >= ?)",
             (booking.run_id, booking.ticket, booking.project, day, day),
         )
-        latest = max([day, *(row["day"] for row in rows if row["scope"] == Scope.GLOBAL_DAY)])
+        latest = max([day, *(row["day"] for row in rows if row["scope"] == "global_day")])
         return (day, _balances(rows)) if latest == day else self._look(booking, latest)
 
     def run_totals(self, run_id: str) -> Balance:
@@ -365,9 +379,11 @@ class Ledger:
         sums: dict[BalanceKey, Balance] = {}
         for key, change in changes:
             sums[key] = _sum(sums[key], change) if key in sums else change
-        marks = ", ".join(["(?, ?, ?, ?, ?, ?, ?, ?)"] * len(sums))
-        values = [part for key, change in sums.items() for part in (*key, *msgspec.structs.astuple(change))]
-        return _balances(self._db.rows(f"{_INSERT} VALUES {marks} {_OR_ADD} RETURNING *", values))
+        values: list[str | int] = []
+        for key, change in sums.items():
+            values += key
+            values += _figures(change)
+        return _balances(self._db.rows(_ADD[len(sums)], values))
 
     def _insert_held(self, call: NewCall, day: str, grant: Grant, from_ceiling: int) -> bool:
         booking = call.booking
@@ -445,14 +461,22 @@ def _everywhere(keys: tuple[BalanceKey, ...], change: Balance, from_ceiling: int
 
 
 def _sum(one: Balance, other: Balance) -> Balance:
-    return Balance(**{name: getattr(one, name) + getattr(other, name) for name in _FIGURES})
+    return Balance(
+        **{name: a + b for name, a, b in zip(_FIGURES, _figures(one), _figures(other), strict=True)}
+    )
 
 
 def _balances(rows: list[Row]) -> Balances:
-    found = {row["scope"]: Balance(**{name: row[name] for name in _FIGURES}) for row in rows}
-    nothing = Balance()
-    run, ticket, project, everything = (found.get(scope, nothing) for scope in Scope)
-    return Balances(run=run, ticket=ticket, project_day=project, global_day=everything)
+    found: dict[str, Any] = {}
+    for row in rows:
+        found[row["scope"]] = Balance(
+            spent_nanos=row["spent_nanos"],
+            held_nanos=row["held_nanos"],
+            tokens=row["tokens"],
+            held_tokens=row["held_tokens"],
+            calls=row["calls"],
+        )
+    return Balances(**found)
 
 
 def _charge(row: Row) -> Charge:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 import urllib.parse
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -17,7 +17,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import dict_row
 
 from supervisor.errors import StateError
-from supervisor.store.database import Conflict, Contention, Row, schema_files, statements
+from supervisor.store.database import Conflict, Contention, Row, SamePart, Spoilt, schema_files, statements
 
 T = TypeVar("T")
 
@@ -48,6 +48,7 @@ class PostgresDatabase:
         self._unsaid = ""
         self._is_untouched = False
         self._is_alone = False
+        self._same_part: SamePart | None = None
         self._db: psycopg.Connection[Row] | None = None
         try:
             if not read_only:
@@ -64,6 +65,9 @@ class PostgresDatabase:
         self._statement_s = patience_s
         if self._db is not None and not self._db.closed:
             self.rows(f"SET statement_timeout = {int(patience_s * 1000)}")
+
+    def tidy(self) -> None:
+        """The server does that by itself."""
 
     def now(self) -> datetime:
         found: datetime = self.rows("SELECT clock_timestamp() AS now")[0]["now"]
@@ -144,21 +148,24 @@ class PostgresDatabase:
         with self._guard():
             return self._once_more(lambda: self._connection().execute(_marks(sql), given).rowcount)
 
-    def change_many(self, sql: str, values: Iterable[Sequence[Any]]) -> None:
-        self._is_untouched = False
-        with self._guard(), self._connection().cursor() as cursor:
-            cursor.executemany(_marks(sql), [_fit(row) for row in values])
-
     # ------------------------------------------------------------ transactions
 
-    @contextmanager
-    def transaction(self, *, alone: bool = False) -> Iterator[None]:
+    def transaction(self, *, alone: bool = False, whole: bool = False) -> AbstractContextManager[None]:
         """BEGIN, or a savepoint inside one. A failed statement undoes the part that it is in.
 
         Who wants to be alone takes one lock first, for as long as the transaction lasts: many actions
         share a commit, so rows locked in a fixed order within each of them would still make two
         supervisors wait for each other.
         """
+        if self._same_part is None:
+            return self._part(alone, whole)
+        if alone and not self._is_alone:
+            self._say(f"SELECT pg_advisory_xact_lock({_ALONE_LOCK})")
+            self._is_alone = True
+        return self._same_part
+
+    @contextmanager
+    def _part(self, alone: bool, whole: bool) -> Iterator[None]:
         say, undo = self._opening()
         if alone and not self._is_alone:
             say.append(f"SELECT pg_advisory_xact_lock({_ALONE_LOCK})")
@@ -170,8 +177,11 @@ class PostgresDatabase:
             raise
         self._undoing.append(undo)
         self._is_alone = alone or self._is_alone
+        inside = self._same_part = SamePart() if whole else None
         try:
             yield
+            if inside is not None and inside.failed:
+                raise Spoilt
             self._close_part()
         except BaseException:
             self._undo(undo)
@@ -180,6 +190,7 @@ class PostgresDatabase:
             raise
         finally:
             self._undoing.pop()
+            self._same_part = None
             self._is_alone = self._is_alone and bool(self._undoing)
 
     def _opening(self) -> tuple[list[str], str]:

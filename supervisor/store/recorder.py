@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -25,21 +26,34 @@ _RETRY_EVERY_S = 0.5
 _CLOSING_PATIENCE_S = 0.2
 _CONTENTION_TRIES = 5
 _TOGETHER = 64
+_COMPANY_S = 0.002
+_QUIET_S = 0.2
+_TIDY_AFTER = 50
+"""Commits. Each is about ten pages of SQLite's log."""
+
+Tell = Callable[[Any, BaseException | None], None]
+"""What an action gave, or its error. Called in the recorder's thread; must not fail or block."""
 
 
 @dataclass(slots=True, eq=False)
 class _Write:
-    """One action. insist: try until it is written."""
+    """One action. insist: try until it is written. patient: others may come before it is begun."""
 
     action: Callable[[Store], Any]
     insist: bool
-    future: Future[Any] = field(default_factory=Future)
+    patient: bool
+    settle: Tell
+    begin: Callable[[], bool]
+    """False when it was cancelled; from then on it cannot be."""
 
-    def settle(self, result: Any, error: BaseException | None) -> None:
-        if error is not None:
-            self.future.set_exception(error)
-        else:
-            self.future.set_result(result)
+
+def _nobody(_result: Any, _error: BaseException | None) -> None:
+    """Nobody is told."""
+
+
+def _always() -> bool:
+    """It cannot be cancelled."""
+    return True
 
 
 class Recorder:
@@ -55,6 +69,7 @@ class Recorder:
         self._closing = threading.Event()
         self._gate = threading.Lock()
         self._is_closed = False
+        self._untidy = 0
         self.problem = ""
         opened: Future[None] = Future()
         self._thread = threading.Thread(
@@ -65,23 +80,43 @@ class Recorder:
 
     def write(self, action: Callable[[Store], T]) -> Future[T]:
         """Try once; the future carries the error."""
-        return self._put(_Write(action, insist=False))
+        return self._put_with_future(action, insist=False)
 
     def keep(self, action: Callable[[Store], T]) -> Future[T]:
         """Try until it is written: a database that is locked, full or away must not lose an end."""
-        return self._put(_Write(action, insist=True))
+        return self._put_with_future(action, insist=True)
+
+    def post(
+        self, action: Callable[[Store], Any], tell: Tell = _nobody, *, insist: bool, patient: bool
+    ) -> None:
+        """As write, or as keep where it insists, for who needs no future.
+
+        patient: nobody waits for it, so it may wait a moment for others whose commit it can share.
+        """
+        self._put(_Write(action, insist, patient, tell, _always))
 
     async def call(self, action: Callable[[Store], T]) -> T:
         """As write, for who waits in the loop."""
         return await asyncio.wrap_future(self.write(action))
 
-    def _put(self, write: _Write) -> Future[Any]:
-        with self._gate:
-            if self._is_closed:
-                write.settle(None, StateError("nothing is written any more: the supervisor has shut down"))
+    def _put_with_future(self, action: Callable[[Store], Any], *, insist: bool) -> Future[Any]:
+        future: Future[Any] = Future()
+
+        def settle(result: Any, error: BaseException | None) -> None:
+            if error is not None:
+                future.set_exception(error)
             else:
+                future.set_result(result)
+
+        self._put(_Write(action, insist, False, settle, future.set_running_or_notify_cancel))
+        return future
+
+    def _put(self, write: _Write) -> None:
+        with self._gate:
+            if not self._is_closed:
                 self._queue.put(write)
-        return write.future
+                return
+        write.settle(None, StateError("nothing is written any more: the supervisor has shut down"))
 
     # ------------------------------------------------------------ in the thread
 
@@ -93,39 +128,58 @@ class Recorder:
             return
         opened.set_result(None)
         try:
-            while (first := self._queue.get()) is not None:
+            while (first := self._next(store)) is not None:
                 self._carry_out(store, self._with_those_waiting(first))
+                self._untidy += 1
         finally:
             store.close()
 
+    def _next(self, store: Store) -> _Write | None:
+        """Tidies up where there is something to tidy and nobody has come for a while."""
+        if self._untidy >= _TIDY_AFTER:
+            with contextlib.suppress(Empty):
+                return self._queue.get(timeout=_QUIET_S)
+            with contextlib.suppress(StateError):
+                store.tidy()
+            self._untidy = 0
+        return self._queue.get()
+
     def _with_those_waiting(self, first: _Write) -> list[_Write]:
         together = [first]
+        patient_until_s = time.monotonic() + _COMPANY_S if first.patient else 0.0
         while len(together) < _TOGETHER:
+            left_s = patient_until_s - time.monotonic() if patient_until_s else 0.0
             try:
-                following = self._queue.get_nowait()
+                following = self._queue.get(timeout=left_s) if left_s > 0 else self._queue.get_nowait()
             except Empty:
                 break
             if following is None:
                 self._queue.put(None)
                 break
             together.append(following)
+            if not following.patient:
+                patient_until_s = 0.0
         return together
 
     def _carry_out(self, store: Store, writes: list[_Write]) -> None:
-        """In one transaction. Where that fails because of one of them, one by one, each with its outcome."""
-        wanted = [write for write in writes if write.future.set_running_or_notify_cancel()]
+        """In one transaction. Where one of them fails, again with a part for each, then one by one."""
+        wanted = [write for write in writes if write.begin()]
         self._hurry_at_the_end(store)
-        if len(wanted) > 1:
+        for in_parts in (False, True) if len(wanted) > 1 else ():
             outcomes: list[_Outcome] = []
             begun = False
             try:
-                with store.transaction():
+                with store.transaction(whole=not in_parts):
                     begun = True
                     for write in wanted:
-                        outcomes.append(_as_a_part(store, write))
+                        outcomes.append(_as_a_part(store, write) if in_parts else (write.action(store), None))
             except StateError as error:
                 if not begun or len(outcomes) == len(wanted):
                     wanted = self._give_up(wanted, error)
+                    break
+            except Exception:
+                # One of them, and it is not known which parts of it the others saw.
+                continue
             else:
                 self.problem = ""
                 for write, outcome in zip(wanted, outcomes, strict=True):

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from supervisor.errors import StateError
-from supervisor.store.database import Conflict, Row, schema_files, statements
+from supervisor.store.database import Conflict, Row, SamePart, Spoilt, schema_files, statements
 
 _BUSY_TIMEOUT_S = 10.0
+_WAL_PAGES = 4000
+"""16 MiB. The commit that passes this also copies the log into the database; tidy() does it before."""
+
 _OLDEST = (3, 35)
 _NETWORK_TYPES = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "ceph", "fuse.sshfs", "fuse.glusterfs", "afs")
 
@@ -29,6 +32,7 @@ class SqliteDatabase:
         """Open or make the database. Raises StateError with what to do."""
         self.location = path
         self._depth = 0
+        self._same_part: SamePart | None = None
         if sqlite3.sqlite_version_info < _OLDEST:
             raise StateError(
                 f"SQLite {sqlite3.sqlite_version} is too old: RETURNING came with 3.35",
@@ -42,10 +46,10 @@ class SqliteDatabase:
             )
         except (OSError, sqlite3.Error) as error:
             raise _state_error(path, error) from error
-        self._db.row_factory = _as_dict
         self.rows("PRAGMA journal_mode = WAL")
         self.rows("PRAGMA synchronous = FULL")
         self.rows("PRAGMA foreign_keys = ON")
+        self.rows(f"PRAGMA wal_autocheckpoint = {_WAL_PAGES}")
         self._migrate()
 
     def close(self) -> None:
@@ -54,36 +58,44 @@ class SqliteDatabase:
     def hurry(self, patience_s: float) -> None:
         self.rows(f"PRAGMA busy_timeout = {int(patience_s * 1000)}")
 
+    def tidy(self) -> None:
+        """Whoever reads or writes meanwhile is not waited for."""
+        self.rows("PRAGMA wal_checkpoint(PASSIVE)")
+
     def now(self) -> None:
         """The host's clock is the only one there is."""
 
-    @contextmanager
-    def _guard(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.IntegrityError as error:
-            raise Conflict(str(error)) from error
-        except sqlite3.Error as error:
-            raise _state_error(self.location, error) from error
-
     def rows(self, sql: str, values: Iterable[Any] = ()) -> list[Row]:
-        with self._guard():
-            return self._db.execute(sql, tuple(values)).fetchall()
+        try:
+            cursor = self._db.execute(sql, tuple(values))
+            found = cursor.fetchall()
+        except sqlite3.Error as error:
+            raise self._ours(error) from error
+        if not found:
+            return []
+        names = [column[0] for column in cursor.description]
+        return [dict(zip(names, row, strict=True)) for row in found]
 
     def change(self, sql: str, values: Iterable[Any] = ()) -> int:
-        with self._guard():
+        try:
             return self._db.execute(sql, tuple(values)).rowcount
+        except sqlite3.Error as error:
+            raise self._ours(error) from error
 
-    def change_many(self, sql: str, values: Iterable[Sequence[Any]]) -> None:
-        with self._guard():
-            self._db.executemany(sql, values)
+    def _ours(self, error: sqlite3.Error) -> Exception:
+        if isinstance(error, sqlite3.IntegrityError):
+            return Conflict(str(error))
+        return _state_error(self.location, error)
 
-    @contextmanager
-    def transaction(self, *, alone: bool = False) -> Iterator[None]:
+    def transaction(self, *, alone: bool = False, whole: bool = False) -> AbstractContextManager[None]:
         """BEGIN IMMEDIATE: whoever will write says so first, so nobody deadlocks upgrading.
 
         There is one writer at a time, so every transaction is alone.
         """
+        return self._same_part or self._part(whole)
+
+    @contextmanager
+    def _part(self, whole: bool) -> Iterator[None]:
         name = f"part{self._depth}"
         begin, commit, rollback = (
             (f"SAVEPOINT {name}", f"RELEASE {name}", f"ROLLBACK TO {name}")
@@ -92,8 +104,11 @@ class SqliteDatabase:
         )
         self.rows(begin)
         self._depth += 1
+        inside = self._same_part = SamePart() if whole else None
         try:
             yield
+            if inside is not None and inside.failed:
+                raise Spoilt
             self.rows(commit)
         except BaseException:
             if self._db.in_transaction:
@@ -101,6 +116,7 @@ class SqliteDatabase:
             raise
         finally:
             self._depth -= 1
+            self._same_part = None
 
     def _migrate(self) -> None:
         """Apply the schema files newer than user_version, each in a transaction of its own."""
@@ -120,10 +136,6 @@ class SqliteDatabase:
                     for statement in statements(script):
                         self.rows(statement)
                     self.rows(f"PRAGMA user_version = {version + 1}")
-
-
-def _as_dict(cursor: sqlite3.Cursor, values: tuple[Any, ...]) -> Row:
-    return {column[0]: value for column, value in zip(cursor.description, values, strict=True)}
 
 
 def _state_error(path: str, error: Exception) -> StateError:

@@ -20,6 +20,7 @@ from supervisor.store.values import is_true
 
 T = TypeVar("T", bound=msgspec.Struct)
 
+_encode = msgspec.json.Encoder().encode
 _JSON = ("command", "figures", "limits", "totals", "kill", "attestation", "cgroups")
 
 
@@ -44,6 +45,7 @@ class Store:
         self.tickets = Tickets(database, self.ledger)
         self.hurry = database.hurry
         self.close = database.close
+        self.tidy = database.tidy
         self.transaction = database.transaction
 
     def now(self) -> datetime | None:
@@ -182,10 +184,11 @@ class Store:
         return _all(Worker, self._db.rows("SELECT * FROM workers ORDER BY started_at"))
 
     def _insert_events(self, events: Iterable[Event]) -> None:
-        self._db.change_many(
-            "INSERT INTO events (run_id, ticket, at, kind, detail) VALUES (?, ?, ?, ?, ?)",
-            [(e.run_id, e.ticket, e.at, e.kind, msgspec.json.encode(e.detail).decode()) for e in events],
-        )
+        for event in events:
+            self._db.change(
+                "INSERT INTO events (run_id, ticket, at, kind, detail) VALUES (?, ?, ?, ?, ?)",
+                (event.run_id, event.ticket, event.at, event.kind, _encode(event.detail).decode()),
+            )
 
 
 def _to_row(run: Run) -> tuple[Any, ...]:

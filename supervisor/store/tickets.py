@@ -11,8 +11,10 @@ from dataclasses import dataclass
 import msgspec
 
 from supervisor.errors import NotFound, SupervisorError, UsageError
+from supervisor.identifiers import check_goal, check_project
 from supervisor.limits.budget import Caps, Refusal, Scope
 from supervisor.limits.charges import Booking
+from supervisor.limits.money import show_usd
 from supervisor.runs.reasons import StopReason
 from supervisor.store.database import Database, Row
 from supervisor.store.ledger import Ledger
@@ -57,6 +59,12 @@ class Nothing:
     detail: str = ""
 
 
+def _too_little(refused: Refusal, project: str) -> str:
+    whose = "the day" if refused.scope is Scope.GLOBAL_DAY else f"the day of project {project or '(none)'}"
+    left, cap = show_usd(refused.left), show_usd(refused.cap)
+    return f"{whose} has {left} of {cap} left, and a run may use {show_usd(refused.needed)}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
     """Who wants a ticket, for which run, and what that run may spend at most.
@@ -76,6 +84,9 @@ class Claim:
     caps_of: Callable[[str], Caps] = lambda _: Caps()
 
 
+_WAITS = "it waits in the queue already; supervisorctl tickets remove takes it out"
+
+
 class Tickets:
     """The queue as a table. Each method is one transaction."""
 
@@ -86,7 +97,11 @@ class Tickets:
     # ------------------------------------------------------------ people
 
     def add(self, key: str, *, project: str, goal: str, priority: int, at: str) -> Ticket:
-        """A new ticket, ready to be claimed. Raises UsageError when the key is taken."""
+        """A new ticket, ready to be claimed. Raises UsageError when the key is taken, or for a text that
+        no run could be given.
+        """
+        check_project(project)
+        check_goal(goal)
         with self._db.transaction():
             made = self._db.change(
                 "INSERT INTO tickets (key, project, goal, state, priority, created_at, updated_at)"
@@ -98,7 +113,9 @@ class Tickets:
             if not made:
                 raise UsageError(
                     f"there is a ticket {key} already ({found.state})",
-                    hint=f"supervisorctl tickets requeue {key} lets it run again",
+                    hint=_WAITS
+                    if found.state == TicketState.OPEN
+                    else f"supervisorctl tickets requeue {key} lets it run again",
                 )
             return found
 
@@ -115,6 +132,24 @@ class Tickets:
         )
         return [_ticket(row) for row in rows]
 
+    def remove(self, key: str) -> Ticket:
+        """Take a ticket out that has never run. Raises NotFound, and UsageError for one with a record."""
+        with self._db.transaction():
+            found = self.find(key)
+            if found is None:
+                raise NotFound(f"there is no ticket {key}", hint="supervisorctl tickets list")
+            if found.state != TicketState.OPEN:
+                raise UsageError(
+                    f"ticket {key} is {found.state}", hint="only one that waits can be taken out"
+                )
+            if found.attempts:
+                raise UsageError(
+                    f"ticket {key} has run before, and its record stays",
+                    hint=f"supervisorctl pause --project {found.project}" if found.project else "",
+                )
+            self._db.change("DELETE FROM tickets WHERE key = ? AND state = 'open'", (key,))
+            return found
+
     def requeue(self, key: str, at: str) -> Ticket:
         """Let a ticket that has ended run again. Raises NotFound, and UsageError while it is not over."""
         with self._db.transaction():
@@ -125,6 +160,8 @@ class Tickets:
                 raise UsageError(
                     f"a stop for {key} is in force", hint=f"supervisorctl resume {key} clears it"
                 )
+            if found.state == TicketState.OPEN:
+                return found
             if found.state not in (TicketState.ENDED, TicketState.NEEDS_REVIEW):
                 raise UsageError(f"ticket {key} is {found.state}", hint="it has to end first")
             if self._db.rows("SELECT run_id FROM runs WHERE ticket = ? AND state <> 'ended'", (key,)):
@@ -150,6 +187,7 @@ class Tickets:
             if _PAUSED in paused:
                 return Nothing("paused", "everything is paused")
             refused: Refusal | None = None
+            whose = ""
             passed_over = {key.removeprefix(f"{_PAUSED}:") for key in paused}
             some_paused = bool(passed_over)
             while (ticket := self._first_open(claim.projects, passed_over)) is not None:
@@ -158,11 +196,12 @@ class Tickets:
                     taken = self.find(ticket.key)
                     assert taken is not None
                     return Claimed(claim.run_id, taken)
+                whose = ticket.project
                 if refused.scope is Scope.GLOBAL_DAY:
                     break
                 passed_over.add(ticket.project)
             if refused is not None:
-                return Nothing("daily_cap", f"{refused.scope}: {refused.message}")
+                return Nothing("daily_cap", _too_little(refused, whose))
             if some_paused and self._first_open(claim.projects, ()) is not None:
                 return Nothing("paused", "every open ticket is of a project that is paused")
             return Nothing("empty")

@@ -80,6 +80,10 @@ class _Plan:
 def inspect(folder: str) -> Tree:
     """Look at the folder a run is to work in. Raises UsageError where no run may work."""
     root = os.path.realpath(folder)
+    if not os.path.lexists(root):
+        raise UsageError(
+            f"there is no folder {root!a}", hint="give --worktree an existing folder, or cd into it"
+        )
     homes = {os.path.realpath(entry.pw_dir) for entry in pwd.getpwall()} | {os.path.expanduser("~")}
     if root in _SYSTEM_FOLDERS or root in _WHOLE_FOLDERS or root in homes or root.startswith(_BELOW):
         raise UsageError(

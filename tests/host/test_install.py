@@ -282,3 +282,9 @@ def test_the_end_has_more_time_than_the_longest_that_a_request_waits() -> None:
 def test_agents_inherit_no_protection_from_the_hosts_out_of_memory_killer() -> None:
     assert "OOMScoreAdjust" not in _directives(LAUNCHER)
     assert int(_directives(SERVICE)["OOMScoreAdjust"][0]) < 0
+
+
+def test_the_daemon_can_open_what_an_agent_writes() -> None:
+    """systemd's filter for RestrictSUIDSGID= refuses openat2 with ENOSYS, and logs are lost."""
+    assert "RestrictSUIDSGID" not in _directives(SERVICE)
+    assert "RestrictSUIDSGID= " in (SYSTEMD / SERVICE).read_text()

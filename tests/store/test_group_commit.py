@@ -6,8 +6,10 @@ Never asserts how long something took.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future
 from pathlib import Path
@@ -18,6 +20,7 @@ from kit import ask, booking, call, check_sums, used
 
 from supervisor.errors import StateError
 from supervisor.limits.budget import Caps, Grant, Refusal
+from supervisor.store.database import Spoilt
 from supervisor.store.recorder import Recorder
 from supervisor.store.store import Store, open_store
 
@@ -165,3 +168,73 @@ def test_when_nothing_can_be_written_only_what_is_kept_is_tried_again(tmp_path: 
     store = open_store(path)
     assert store.settings() == {"n": "2"}
     store.close()
+
+
+def test_who_is_patient_waits_for_another_and_shares_its_transaction(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("supervisor.store.recorder._COMPANY_S", 600.0)
+    told: list[tuple[str, bool, BaseException | None]] = []
+
+    def post(name: str) -> None:
+        recorder.post(
+            is_inside, lambda inside, error: told.append((name, inside, error)), insist=True, patient=True
+        )
+
+    post("one")
+    post("two")
+    assert recorder.write(is_inside).result(60) is True
+    recorder.write(lambda store: None).result(60)
+    assert told == [("one", True, None), ("two", True, None)]
+
+
+def test_who_is_patient_is_written_when_nobody_comes(recorder: Recorder) -> None:
+    done = threading.Event()
+    recorder.post(lambda store: store.set_setting("a", "1"), lambda *_: done.set(), insist=True, patient=True)
+    assert done.wait(60)
+    recorder.post(lambda store: store.set_setting("b", "1"), insist=False, patient=True)
+    recorder.close()
+
+
+def test_a_post_that_fails_tells_its_error_and_keeps_the_others(recorder: Recorder) -> None:
+    gate = Gate(recorder)
+    told: list[BaseException | None] = []
+
+    def fail(store: Store) -> None:
+        store.set_setting("half", "1")
+        raise RuntimeError("mine")
+
+    recorder.post(fail, lambda _, error: told.append(error), insist=True, patient=True)
+    after = recorder.write(lambda store: store.settings())
+    gate.open()
+    assert after.result(60) == {}
+    assert [str(error) for error in told] == ["mine"]
+
+
+def test_a_whole_transaction_in_which_a_part_failed_is_undone(location: str) -> None:
+    store = open_store(location)
+    with pytest.raises(Spoilt), store.transaction(whole=True):
+        store.set_setting("before", "1")
+        with contextlib.suppress(RuntimeError), store.transaction():
+            store.set_setting("half", "1")
+            raise RuntimeError
+    assert store.settings() == {} and not is_inside(store)
+    with store.transaction(whole=True):
+        store.set_setting("after", "1")
+        store.ledger.release_ceiling("R1")
+    with store.transaction(), contextlib.suppress(RuntimeError), store.transaction():
+        store.set_setting("half", "1")
+        raise RuntimeError
+    assert store.settings() == {"after": "1"}, "only the whole one has no parts"
+    store.close()
+
+
+def test_what_is_written_reaches_the_file_itself_once_it_is_quiet(tmp_path: Path) -> None:
+    path = tmp_path / "db"
+    recorder = Recorder(str(path))
+    for number in range(200):
+        recorder.write(lambda store, n=number: store.set_setting(f"only in here {n}", "1")).result()  # type: ignore[misc]
+    with contextlib.closing(open_store(str(path))):
+        while b"only in here 199" not in path.read_bytes():
+            time.sleep(0.01)
+    recorder.close()

@@ -57,8 +57,10 @@ def test_a_worker_runs_every_ticket_once_in_order(place: Stand) -> None:
 def test_a_ticket_runs_again_only_when_it_is_requeued(place: Stand) -> None:
     place.ctl("tickets", "add", "A")
     twice = place.ctl("tickets", "add", "A")
-    assert twice.code == 2 and "requeue" in twice.err
-    assert place.ctl("tickets", "requeue", "A").code == 2  # it is open
+    assert twice.code == 2 and "tickets remove" in twice.err
+    assert place.ctl("tickets", "requeue", "A").code == 0, "it waits already"
+    waits = place.ctl("kill", "A")
+    assert waits.code == 3 and "is open in the queue" in waits.err
     assert place.ctl("tickets", "requeue", "Z").code == 3
     work(place)
     assert place.ctl("tickets", "requeue", "A").code == 0
@@ -122,8 +124,12 @@ def test_a_used_up_day_stops_the_claims_of_its_project_alone(place: Stand) -> No
     process.send_signal(signal.SIGTERM)
     out, _ = process.communicate(timeout=30)
     assert ticket(place, "A").state == "open"
-    assert "no claims: project_day" in out
+    assert "no claims: the day of project blue has $0.10 of $0.10 left, and a run may use $0.40" in out
     assert process.returncode == 0
+    ends = place.ctl("work", "--until-empty", "--profile", profile, "--", PYTHON, "-c", "pass")
+    assert ends.code == 0, "it does not wait for midnight"
+    assert "no claims: the day of project blue" in ends.out
+    assert ticket(place, "A").state == "open"
 
 
 def test_a_host_on_which_nothing_starts_does_not_eat_the_queue(place: Stand) -> None:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from supervisor.cli.profile_audit import judge
 from supervisor.cli.profile_page import page
 from supervisor.profile.claims import BOX, claims_of
 from supervisor.profile.compare import Direction, compare, is_wider
@@ -186,7 +187,7 @@ def test_the_page_is_whole_escapes_what_profiles_say_and_its_links_lead_somewher
     path = tmp_path / "x.toml"
     path.write_text(HEAD + 'description = "<script>alert(1)</script>"\n[env]\nset = { A = "</pre><b>" }\n')
     found = load(str(path))
-    text = page(found, claims_of(found), date(2026, 12, 1))
+    text = page(found, claims_of(found), date(2026, 12, 1), judge(found))
     links = Links()
     links.feed(text)
     assert "<script" not in text and "</pre><b>" not in text

@@ -112,6 +112,14 @@ def test_a_jump_opens_no_new_day_until_somebody_confirms_it() -> None:
     assert booking.day().name == "2026-12-02" and booking.jump_s == 0
 
 
+def test_a_jump_that_could_not_be_written_down_is_not_confirmed() -> None:
+    clock = HandClock()
+    booking = BookingClock(clock, "b", ZoneInfo("UTC"), {})
+    clock.now += timedelta(hours=1)
+    assert booking.look({}) == booking.look({}) == {CLOCK_JUMP: "3600"}
+    assert booking.jump_s == 3600
+
+
 def test_a_supervisor_that_starts_after_the_jump_sees_it_too() -> None:
     clock = HandClock()
     left = BookingClock(clock, "b", ZoneInfo("UTC"), {}).look({})

@@ -41,6 +41,12 @@ _REFUSED = {
     "conversation": "its input is stored at the provider",
     "prompt": "its input is stored at the provider",
     "context_management": "it is billed beside the answer",
+    "fallbacks": "another model could answer",
+    "models": "another model could answer",
+    "route": "another model could answer",
+    "preset": "another model could answer",
+    "provider": "another rate could apply",
+    "plugins": "they run at the provider",
     "max_tokens": "use max_output_tokens",
     "max_completion_tokens": "use max_output_tokens",
 }

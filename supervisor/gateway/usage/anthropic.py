@@ -23,6 +23,7 @@ from supervisor.gateway.usage.figures import (
 from supervisor.limits.usage import TokenUsage
 
 _INPUT = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+MOST_TOOLS = 32
 _LIFETIMES = ("ephemeral_5m_input_tokens", "ephemeral_1h_input_tokens")
 _ADDITIONAL = ("compaction", "advisor_message")
 """Kinds of iterations that the totals do not contain (anthropic 2.14.0, types/beta/beta_usage.py)."""
@@ -80,6 +81,8 @@ class AnthropicUsage:
             model=self._model,
             input_known=usage is not None,
             output_bytes=self._output_bytes,
+            # Of thinking a summary is streamed, or nothing, and all of it is billed.
+            unseen=mapping(self._call.document.get("thinking")).get("type") not in (None, "disabled"),
         )
 
     def _take(self, data: bytes, holder: dict[str, Any], *, final: bool) -> None:
@@ -94,7 +97,11 @@ class AnthropicUsage:
                 self._keep(name, count(split, name))
             self._keep("thinking_tokens", count(table(usage, "output_tokens_details"), "thinking_tokens"))
             used = table(usage, "server_tool_use")
+            if len(used) > MOST_TOOLS:
+                raise Unusable("that many tools were not asked for")
             for name in used:
+                if not name_of(name):
+                    raise Unusable("a tool has no name that can be written down")
                 tool = name.removesuffix("_requests")
                 self._tools[tool] = max(self._tools.get(tool, 0), count(used, name) or 0)
             iterations = usage.get("iterations")

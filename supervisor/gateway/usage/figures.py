@@ -105,8 +105,8 @@ def objects(value: Any) -> Iterable[dict[str, Any]]:
 
 
 def name_of(value: Any) -> str:
-    """A model's name, "" when there is none."""
-    return value if isinstance(value, str) and len(value) <= 256 else ""
+    """A model's name, "" when there is none. It is stored and shown: half a character can be neither."""
+    return value if isinstance(value, str) and len(value) <= 256 and value.isprintable() else ""
 
 
 def text_bytes(value: Any) -> int:

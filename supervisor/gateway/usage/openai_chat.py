@@ -95,6 +95,7 @@ class OpenAIChatUsage:
             model=self._model,
             input_known=usage is not None,
             output_bytes=self._output_bytes,
+            unseen=thinks(self._call, "reasoning_effort") or thinks(self._call, "reasoning"),
         )
 
     def _take(self, data: bytes, chunk: dict[str, Any]) -> None:
@@ -109,6 +110,13 @@ class OpenAIChatUsage:
                     self._usage = usage
         except Unusable:
             self._spoiled = True
+
+
+def thinks(call: ModelCall, name: str) -> bool:
+    """Does the request ask for thinking, of which at most a summary is shown?"""
+    value = call.document.get(name)
+    effort = value.get("effort", "medium") if isinstance(value, dict) else value
+    return effort not in (None, "none")
 
 
 def chat_usage(call: ModelCall, figures: dict[str, Any]) -> TokenUsage:

@@ -21,7 +21,7 @@ from supervisor.gateway.usage.figures import (
     table,
     text_bytes,
 )
-from supervisor.gateway.usage.openai_chat import DEARER_TIERS
+from supervisor.gateway.usage.openai_chat import DEARER_TIERS, thinks
 from supervisor.limits.usage import TokenUsage
 
 _LAST = frozenset({"response.completed", "response.incomplete", "response.failed"})
@@ -41,6 +41,7 @@ class OpenAIResponsesUsage:
         self._usage: TokenUsage | None = None
         self._output_bytes = 0
         self._spoiled = False
+        self._thinks = False
         self._complete = False
 
     def event(self, data: bytes) -> bool:
@@ -54,6 +55,8 @@ class OpenAIResponsesUsage:
         response = event.get("response")
         if isinstance(response, dict):
             self._model = name_of(response.get("model")) or self._model
+            # Models that think unasked say so from the first event on.
+            self._thinks |= mapping(response.get("reasoning")).get("effort") not in (None, "none")
             if kind in _LAST:
                 self._take(data, response)
                 self._complete = kind != "response.failed" or self._usage is not None
@@ -76,6 +79,7 @@ class OpenAIResponsesUsage:
             model=self._model,
             input_known=usage is not None,
             output_bytes=self._output_bytes,
+            unseen=self._thinks or thinks(self._call, "reasoning"),
         )
 
     def _take(self, data: bytes, response: dict[str, Any]) -> None:

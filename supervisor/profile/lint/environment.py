@@ -5,14 +5,13 @@ Never repeats a value, and never opens a file that holds a secret.
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import stat
-from collections import Counter
 from collections.abc import Iterator
 
 from supervisor.agents import settings_for
+from supervisor.profile.credentials import looks_like_one
 from supervisor.profile.lint.model import Domain, Found, Severity, Subject, rule
 
 _SEC = Domain.SECRETS
@@ -24,10 +23,6 @@ _SECRET_NAME = re.compile(
     r"(?i)(^|_)(key|token|secret|passw(or)?d|passphrase|credential|auth|cookie|dsn|pat)s?($|_)"
 )
 _PUBLIC_NAME = re.compile(r"(?i)(public|key_?id|keyboard|tokens?_?(limit|max)|max_?tokens|author|authority)")
-_SECRET_VALUE = re.compile(
-    r"(ghp|gho|ghu|ghs|github_pat|glpat|sk-|sk_live|xox[abprs]|AKIA|ASIA|AIza|ya29\.|eyJ[A-Za-z0-9_-]{10,}\.|npm_"
-    r"|-----BEGIN )"
-)
 _LOADERS = re.compile(
     r"^(LD_.*|PYTHON(PATH|STARTUP|HOME|INSPECT)|NODE_OPTIONS|NODE_PATH|BASH_ENV|ENV|PROMPT_COMMAND|PERL5(LIB|OPT)"
     r"|RUBY(OPT|LIB)|JAVA_TOOL_OPTIONS|_JAVA_OPTIONS|JDK_JAVA_OPTIONS|GIT_.*|GCONV_PATH|IFS|SHELLOPTS)$"
@@ -43,8 +38,6 @@ _PROVIDER_KEYS = frozenset(
     "AZURE_OPENAI_API_KEY MISTRAL_API_KEY GROQ_API_KEY OPENROUTER_API_KEY DEEPSEEK_API_KEY "
     "XAI_API_KEY".split()
 )
-_ENTROPY_BITS = 3.7
-_ENTROPY_LENGTH = 24
 
 
 def _named(subject: Subject) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -78,17 +71,8 @@ def secret_names(subject: Subject) -> Iterator[Found]:
 )
 def secret_values(subject: Subject) -> Iterator[Found]:
     for name, value in subject.profile.env.set.items():
-        if _SECRET_VALUE.search(value) or _looks_random(value):
+        if looks_like_one(value):
             yield Found(f"the value of {name} looks like a credential", (*_SET, name), name)
-
-
-def _looks_random(value: str) -> bool:
-    """High entropy over one long word that is no path, no URL and no list (Shannon, bits per character)."""
-    if len(value) < _ENTROPY_LENGTH or re.search(r"[\s/:,;]", value):
-        return False
-    counts = Counter(value)
-    bits = -sum(n / len(value) * math.log2(n / len(value)) for n in counts.values())
-    return bits >= _ENTROPY_BITS and bool(re.search(r"\d", value)) and bool(re.search(r"[A-Za-z]", value))
 
 
 @rule(

@@ -21,7 +21,7 @@ def _not_required(rule_id: str, control: Control, severity: Severity, domain: Do
         domain,
         f"{control} is not required",
         why=why,
-        fix=f'extend "base", or add "{control}" to require',
+        fix=f'add "{control}" to require, where every host of yours can arm it',
     )
     def check(subject: Subject) -> Iterator[Found]:
         if control not in required_controls(subject.profile):
