@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin
 
-.PHONY: help setup run test lint types unit test-agents test-system bench-box bench-money bench-audit clean
+.PHONY: help setup run test lint types unit test-agents test-system bench-box bench-money bench-audit bench-logs redaction-report clean
 
 help:
 	@echo "make run          box a small real agent that repairs a failing test (no key, no network)"
@@ -13,6 +13,8 @@ help:
 	@echo "make test-agents  every known agent program in a box, installed below ~/.cache (2.5 GB)"
 	@echo "make test-system  the same promises in a Debian virtual machine with cgroup v2"
 	@echo "make bench-box    measure the box and the kill beside their peers"
+	@echo "make bench-logs   measure the redactor beside other scanners, and under floods"
+	@echo "make redaction-report  its precision and recall on a generated corpus"
 	@echo "make bench-money  measure the gateway and the ledger, beside LiteLLM's proxy"
 	@echo "make bench-audit  measure lint, verification and the unit's exposure"
 
@@ -46,6 +48,12 @@ test-system: setup
 
 bench-box: setup
 	$(RUN)/python -m bench.box
+
+bench-logs: setup
+	$(RUN)/python -m bench.logs
+
+redaction-report: setup
+	$(RUN)/python -m bench.redaction
 
 bench-money: setup
 	$(RUN)/python -m bench.money

@@ -21,7 +21,7 @@ from supervisor.audit.records import Draft, RecordKind
 from supervisor.audit.verify import verify
 from supervisor.audit.writer import TrailWriter
 from supervisor.logs.book import LogBook
-from supervisor.logs.redact import KnownSecrets
+from supervisor.logs.redact.known import KnownSecrets
 from supervisor.logs.tail.files import FileTail
 from supervisor.logs.tail.lines import LineSplitter
 

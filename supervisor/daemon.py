@@ -26,7 +26,7 @@ from supervisor.events import EventKind
 from supervisor.identifiers import new_ulid
 from supervisor.leases import Leases
 from supervisor.limits.charges import Booking
-from supervisor.logs.redact import KnownSecrets
+from supervisor.logs.redact.known import KnownSecrets
 from supervisor.paths import Paths, launcher_socket
 from supervisor.profile.schema import Profile
 from supervisor.runs.life import LiveRun, Order, Step, Surroundings

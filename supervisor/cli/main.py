@@ -37,6 +37,7 @@ _COMMANDS: dict[str, tuple[str, str, str]] = {
     "profile": ("supervisor.cli.profile", "profile", "Look at profiles: list, explain, lint, diff, score."),
     "install": ("supervisor.cli.install", "install", "Set the daemon up on this host, as root."),
     "uninstall": ("supervisor.cli.install", "uninstall", "Take it off again; --purge its state too."),
+    "redact": ("supervisor.cli.redact", "redact", "Take secrets out of text: a filter, or files."),
     "completion": ("supervisor.cli.completion", "completion", "Print the completion script for a shell."),
 }
 

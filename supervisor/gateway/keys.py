@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from supervisor.errors import UsageError
 from supervisor.gateway.upstreams import Service
-from supervisor.logs.redact import MIN_SECRET_LENGTH, KnownSecrets
+from supervisor.logs.redact.known import MIN_SECRET_LENGTH, KnownSecrets
 
 _MOST_BYTES = 1 << 14
 _KEY = re.compile(r"[!#-\[\]-~]+")

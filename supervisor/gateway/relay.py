@@ -18,7 +18,7 @@ from supervisor.gateway.aside import Aside
 from supervisor.gateway.calls import UsageReader
 from supervisor.gateway.sse import SseEvent, SseSplitter
 from supervisor.gateway.wire import BrokenOff, UpstreamAnswer
-from supervisor.logs.redact import KnownSecrets
+from supervisor.logs.redact.known import KnownSecrets
 
 _UNWATCHED_BYTES = 32 << 10
 """While less than this waits for the client, a write cannot block."""

@@ -12,7 +12,7 @@ from supervisor.events import EventKind
 from supervisor.logs.book import LogLine
 from supervisor.logs.dialects.reader import DialectReader
 from supervisor.logs.dialects.said import Told
-from supervisor.logs.redact import Redactor
+from supervisor.logs.redact.seam import LineRedactor
 
 Emit = Callable[[EventKind, dict[str, Any]], None]
 
@@ -20,7 +20,7 @@ Emit = Callable[[EventKind, dict[str, Any]], None]
 class AgentEvents:
     """For one run. take() as lines are kept, finish() once there are no more."""
 
-    def __init__(self, redactor: Redactor, emit: Emit) -> None:
+    def __init__(self, redactor: LineRedactor, emit: Emit) -> None:
         self._emit = emit
         self._reader = DialectReader(
             lambda text: redactor.redact(text.encode("utf-8", "replace"))[0].decode(errors="replace")

@@ -10,12 +10,13 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import repeat
 from typing import Literal
 
 import msgspec
 
 from supervisor.clock import rfc3339
-from supervisor.logs.redact import Redactor
+from supervisor.logs.redact.seam import LineRedactor
 from supervisor.logs.sealer import LogSealer, Seal
 from supervisor.logs.tail.lines import MarkedLine
 
@@ -76,7 +77,7 @@ class LogBook:
     """
 
     path: str
-    redactor: Redactor
+    redactor: LineRedactor
     budget_bytes: int
     max_line_bytes: int
     seal: Seal = lambda _: None
@@ -100,12 +101,12 @@ class LogBook:
         kept: list[LogLine] = []
         encoded: list[bytes] = []
         stamp = rfc3339(at)
-        for raw in lines:
-            if self.full:
+        cleaned = repeat((None, 0)) if self.full else self.redactor.redact_lines(lines, stream + file)
+        for raw, (clean, count) in zip(lines, cleaned, strict=False):
+            self.totals.redacted += count
+            if clean is None or self.full:
                 self.drop(len(raw) + 1 + (raw.cut if isinstance(raw, MarkedLine) else 0), 1)
                 continue
-            clean, count = self.redactor.redact(raw)
-            self.totals.redacted += count
             if count:
                 self.totals.note(clean)
             room = self.max_line_bytes

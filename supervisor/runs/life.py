@@ -25,7 +25,8 @@ from supervisor.limits.wall_clock import WallClock
 from supervisor.logs.agent_events import AgentEvents
 from supervisor.logs.agent_files import AgentFiles
 from supervisor.logs.book import LogBook, LogLine
-from supervisor.logs.redact import KnownSecrets
+from supervisor.logs.redact.known import KnownSecrets
+from supervisor.logs.redact.redactor import Redactor
 from supervisor.logs.tail.pipes import PipeCapture, drain, make_pipe
 from supervisor.paths import Paths
 from supervisor.profile.load import Loaded
@@ -117,7 +118,7 @@ class LiveRun:
         self.around = around
         self.row = RunRow(run, around.recorder, around.clock, order.on_event, around.audit.event)
         self.profile = boxing.with_own_files_protected(order.loaded, order.tree)
-        self.redactor = KnownSecrets(order.secrets)
+        self.redactor = Redactor(KnownSecrets(order.secrets))
         self.started = asyncio.Event()
         self.ended = asyncio.Event()
         self.problem: SupervisorError | None = None
@@ -177,7 +178,7 @@ class LiveRun:
         await self._refuse_if_stopped()
         stack.callback(self.spending.settle_rest)
         provider_keys = await self.spending.prepare()
-        self.redactor = KnownSecrets({**self.order.secrets, **provider_keys})
+        self.redactor = Redactor(KnownSecrets({**self.order.secrets, **provider_keys}))
         self._agent_events = AgentEvents(self.redactor, self.spending.self_reported)
         book = self._open_book()
         stack.callback(book.close)

@@ -20,7 +20,7 @@ from supervisor.events import EventKind
 from supervisor.logs.agent_events import AgentEvents
 from supervisor.logs.agent_files import AgentFiles
 from supervisor.logs.book import LogBook, LogLine, read_lines
-from supervisor.logs.redact import KnownSecrets
+from supervisor.logs.redact.known import KnownSecrets
 from supervisor.profile.load import load
 from supervisor.profile.schema import Log
 

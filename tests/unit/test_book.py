@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.logs.book import LogBook, read_lines
-from supervisor.logs.redact import KnownSecrets
+from supervisor.logs.redact.known import KnownSecrets
 
 NOW = datetime(2026, 9, 1, 2, 14, 7, 512_345, UTC)
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from supervisor.errors import UsageError
 from supervisor.logs.book import LogBook, read_lines
-from supervisor.logs.redact import MIN_SECRET_LENGTH, KnownSecrets
+from supervisor.logs.redact.known import MIN_SECRET_LENGTH, KnownSecrets
 from supervisor.logs.tail.lines import LineSplitter
 
 SECRET = "sk-a/b+c&d<e>f\"g'h é%_ 0123456789"
