@@ -662,3 +662,29 @@ async def test_a_provider_that_reports_fortunes_gets_the_hold(tmp_path: Path, us
         (done,) = await s.booked(1)
         assert (done.source, done.nanos) == (UsageSource.HOLD, done.held_nanos)
         assert s.codes() == ["unusable_usage"]
+
+
+# ---------------------------------------------------------------- a kill that is seen before it is looked for
+
+
+def test_a_run_that_was_struck_dead_did_not_end_by_itself(place: Supervised, tmp_path: Path) -> None:
+    """On a busy machine the end is there before anybody looks: it was called the agent's own."""
+    # The stand-in of a busy machine: between the blow and the look, a supervisor that is held up.
+    held_up = tmp_path / "sitecustomize.py"
+    held_up.write_text(
+        "import sys\n"
+        "if any('supervisorctl' in word for word in sys.argv[:1]):\n"
+        "    import asyncio\n"
+        "    from supervisor.runs.life import LiveRun\n"
+        "    look = LiveRun._request_of_others\n"
+        "    async def later(self):\n"
+        "        await asyncio.sleep(0.5)\n"
+        "        return await look(self)\n"
+        "    LiveRun._request_of_others = later\n"
+    )
+    place.environment["PYTHONPATH"] = str(tmp_path)
+    place.serve()
+    ticket = place.start()
+    assert place.ctl("kill", ticket).code == 0
+    run = place.ended(ticket)
+    assert run.kill is not None and run.kill.stage == "kill" and run.reason is StopReason.KILLED
