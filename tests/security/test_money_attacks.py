@@ -32,6 +32,7 @@ from supervisor.gateway.requests import read_call
 from supervisor.gateway.settings import GatewaySettings
 from supervisor.gateway.strict import MAX_VALUES, VALUE_BYTES, has_more_values
 from supervisor.gateway.usage import figures
+from supervisor.gateway.wire import UpstreamAnswer
 from supervisor.limits.budget import Ask, Caps, Grant
 from supervisor.limits.charges import NewCall, Settlement
 from supervisor.limits.pricing import Price, Rates
@@ -688,3 +689,50 @@ def test_a_run_that_was_struck_dead_did_not_end_by_itself(place: Supervised, tmp
     assert place.ctl("kill", ticket).code == 0
     run = place.ended(ticket)
     assert run.kill is not None and run.kill.stage == "kill" and run.reason is StopReason.KILLED
+
+
+# ---------------------------------------------------------------- packed answers that nobody asked for
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_unpacking_an_answer_lets_the_loop_come_round(tmp_path: Path, streamed: bool) -> None:
+    """Its client may be gone, and nothing else waits then."""
+    kind = {"Content-Type": "text/event-stream" if streamed else "application/json"}
+    packed = gzip.compress((b": " + b"x" * 1020 + b"\n\n" if streamed else b" " * 1024) * (16 << 10))
+    turn = 0
+
+    async def turns() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    async with stand(tmp_path, lambda _: Reply([packed], headers=kind | {"Content-Encoding": "gzip"})) as s:
+        unpacked: list[int] = []
+        readany = UpstreamAnswer.readany
+
+        async def counted(self: UpstreamAnswer) -> bytes:
+            data = await readany(self)
+            unpacked.append(turn)
+            return data
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(UpstreamAnswer, "readany", counted)
+            ticking = asyncio.create_task(turns())
+            await s.ask(stream=streamed)
+            ticking.cancel()
+    assert len(unpacked) > 8 and max(Counter(unpacked).values()) <= 2
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_what_follows_a_packed_answer_is_not_collected(tmp_path: Path, streamed: bool) -> None:
+    kind = {"Content-Type": "text/event-stream" if streamed else "application/json"}
+    said = b"data: {}\n\n" if streamed else b"{}"
+    pieces: list[Piece] = [gzip.compress(said), b"x" * 1000, b"x" * 1000, Act.HANG]
+    reply = Reply(pieces, headers=kind | {"Content-Encoding": "gzip"}, framing="chunked")
+    async with stand(tmp_path, lambda _: reply) as s:
+        answered = await s.ask(stream=streamed)
+        assert answered.status == 502 or not answered.whole
+        (done,) = await s.booked(1)
+        assert done.outcome == "cut: upstream broke off: something follows the packed body"
+        assert (done.source, done.nanos) == (UsageSource.HOLD, done.held_nanos)
