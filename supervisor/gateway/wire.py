@@ -213,6 +213,11 @@ class UpstreamAnswer:
                 if not self._unpacker.eof:
                     raise BrokenOff("the packed body ends early")
                 return b""
+            if self._unpacker.eof:
+                # It would be collected there, as long as it comes.
+                raise BrokenOff("something follows the packed body")
+            # A piece of what came can be a thousand pieces: each waits for its turn.
+            await asyncio.sleep(0)
             try:
                 data = self._unpacker.decompress(packed, _UNPACKED_BYTES)
             except zlib.error:

@@ -32,6 +32,7 @@ from supervisor.gateway.requests import read_call
 from supervisor.gateway.settings import GatewaySettings
 from supervisor.gateway.strict import MAX_VALUES, VALUE_BYTES, has_more_values
 from supervisor.gateway.usage import figures
+from supervisor.gateway.wire import UpstreamAnswer
 from supervisor.limits.budget import Ask, Caps, Grant
 from supervisor.limits.charges import NewCall, Settlement
 from supervisor.limits.pricing import Price, Rates
@@ -662,3 +663,76 @@ async def test_a_provider_that_reports_fortunes_gets_the_hold(tmp_path: Path, us
         (done,) = await s.booked(1)
         assert (done.source, done.nanos) == (UsageSource.HOLD, done.held_nanos)
         assert s.codes() == ["unusable_usage"]
+
+
+# ---------------------------------------------------------------- a kill that is seen before it is looked for
+
+
+def test_a_run_that_was_struck_dead_did_not_end_by_itself(place: Supervised, tmp_path: Path) -> None:
+    """On a busy machine the end is there before anybody looks: it was called the agent's own."""
+    # The stand-in of a busy machine: between the blow and the look, a supervisor that is held up.
+    held_up = tmp_path / "sitecustomize.py"
+    held_up.write_text(
+        "import sys\n"
+        "if any('supervisorctl' in word for word in sys.argv[:1]):\n"
+        "    import asyncio\n"
+        "    from supervisor.runs.life import LiveRun\n"
+        "    look = LiveRun._request_of_others\n"
+        "    async def later(self):\n"
+        "        await asyncio.sleep(0.5)\n"
+        "        return await look(self)\n"
+        "    LiveRun._request_of_others = later\n"
+    )
+    place.environment["PYTHONPATH"] = str(tmp_path)
+    place.serve()
+    ticket = place.start()
+    assert place.ctl("kill", ticket).code == 0
+    run = place.ended(ticket)
+    assert run.kill is not None and run.kill.stage == "kill" and run.reason is StopReason.KILLED
+
+
+# ---------------------------------------------------------------- packed answers that nobody asked for
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_unpacking_an_answer_lets_the_loop_come_round(tmp_path: Path, streamed: bool) -> None:
+    """Its client may be gone, and nothing else waits then."""
+    kind = {"Content-Type": "text/event-stream" if streamed else "application/json"}
+    packed = gzip.compress((b": " + b"x" * 1020 + b"\n\n" if streamed else b" " * 1024) * (16 << 10))
+    turn = 0
+
+    async def turns() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    async with stand(tmp_path, lambda _: Reply([packed], headers=kind | {"Content-Encoding": "gzip"})) as s:
+        unpacked: list[int] = []
+        readany = UpstreamAnswer.readany
+
+        async def counted(self: UpstreamAnswer) -> bytes:
+            data = await readany(self)
+            unpacked.append(turn)
+            return data
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(UpstreamAnswer, "readany", counted)
+            ticking = asyncio.create_task(turns())
+            await s.ask(stream=streamed)
+            ticking.cancel()
+    assert len(unpacked) > 8 and max(Counter(unpacked).values()) <= 2
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_what_follows_a_packed_answer_is_not_collected(tmp_path: Path, streamed: bool) -> None:
+    kind = {"Content-Type": "text/event-stream" if streamed else "application/json"}
+    said = b"data: {}\n\n" if streamed else b"{}"
+    pieces: list[Piece] = [gzip.compress(said), b"x" * 1000, b"x" * 1000, Act.HANG]
+    reply = Reply(pieces, headers=kind | {"Content-Encoding": "gzip"}, framing="chunked")
+    async with stand(tmp_path, lambda _: reply) as s:
+        answered = await s.ask(stream=streamed)
+        assert answered.status == 502 or not answered.whole
+        (done,) = await s.booked(1)
+        assert done.outcome == "cut: upstream broke off: something follows the packed body"
+        assert (done.source, done.nanos) == (UsageSource.HOLD, done.held_nanos)
