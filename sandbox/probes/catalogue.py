@@ -316,6 +316,9 @@ _NEEDS = {
 }
 """Controls that a probe stands on; without it the probe cannot be judged."""
 
+_LANDLOCK_SINCE = {"signal init": 6}
+"""Landlock's version that refuses it; before that, init takes no signal that it has no handler for."""
+
 _PROTECTED = {
     "create .git/hooks/pre-commit": ".git/hooks",
     "rename over .git/hooks/pre-commit": ".git/hooks",
@@ -337,7 +340,8 @@ class Probe:
     """One attempt. safe: the answers that are. way_out: would another answer be an escape?
 
     claims: ids of supervisor/profile/claims.py. needs: a control without which it cannot be judged.
-    protects: the path of the worktree that it is about, "" for none.
+    protects: the path of the worktree that it is about, "" for none. landlock_abi: the least version of
+    Landlock with which it can be judged.
     """
 
     probe_id: str
@@ -348,6 +352,7 @@ class Probe:
     claims: tuple[str, ...]
     needs: str = ""
     protects: str = ""
+    landlock_abi: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,6 +382,7 @@ def probes(expect: Expect) -> Iterator[Probe]:
                 else _OF_ONE.get(attempt, _CLAIMS[kind]),
                 needs=_NEEDS.get(attempt, ""),
                 protects=protects,
+                landlock_abi=_LANDLOCK_SINCE.get(attempt, 0),
             )
 
 

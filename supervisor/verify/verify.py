@@ -22,6 +22,7 @@ from sandbox import attest, mount_check
 from sandbox.client import Box, BoxError, LauncherClient, Streams
 from sandbox.probes.catalogue import Expect, Probe, probes
 from sandbox.probes.program import program
+from sandbox.syscalls import landlock_abi
 from supervisor.agents import PLACEHOLDER_KEY, settings_for
 from supervisor.errors import NotStarted, SupervisorError
 from supervisor.profile.claims import Claim, claims_of
@@ -230,6 +231,8 @@ def _judge(profile: Profile, probe: Probe, answers: dict[str, str]) -> ProbeResu
     files = profile.files
     if probe.needs and probe.needs not in {str(c) for c in boxing.required_controls(profile)}:
         return ProbeResult(probe, "", f"the profile does not require {probe.needs}")
+    if probe.landlock_abi > landlock_abi():
+        return ProbeResult(probe, "", f"this kernel's Landlock does not refuse it (version {landlock_abi()})")
     pattern = covers(files.protect, probe.protects) if probe.protects else ""
     if pattern is None:
         return ProbeResult(probe, "", f"the profile does not protect {probe.protects}")

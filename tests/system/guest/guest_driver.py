@@ -107,7 +107,7 @@ SCENARIOS = (
     Scenario("daily_cap", "unit"),
     Scenario("log_rotation", "unit"),
     Scenario("uninstalled", "unit"),
-    Scenario("packaged", "unit"),
+    Scenario("packaged", "unit", patience_s=600.0),
     Scenario("armed", "root-scope"),
     Scenario("missing_is_said", "root-scope"),
     Scenario("tree_killed", "root-scope"),
