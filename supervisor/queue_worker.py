@@ -57,6 +57,7 @@ class Watcher:
     started: Callable[[LiveRun], None] = lambda _: None
     ended: Callable[[LiveRun], None] = lambda _: None
     idle: Callable[[Nothing], None] = lambda _: None
+    failed: Callable[[Claimed, SupervisorError], None] = lambda *_: None
 
 
 _NOTHING_TODAY = ("empty", "daily_cap")
@@ -147,7 +148,7 @@ class QueueWorker:
             self.watcher.ended(live)
             self._count(live.problem if live.run.reason is StopReason.NOT_STARTED else None)
         except SupervisorError as error:
-            await self._give_back(claimed)
+            await self._give_back(claimed, error)
             self._count(error)
         finally:
             self._busy -= 1
@@ -169,12 +170,15 @@ class QueueWorker:
         self.watcher.started(live)
         return live
 
-    async def _give_back(self, claimed: Claimed) -> None:
+    async def _give_back(self, claimed: Claimed, why: SupervisorError) -> None:
+        """What failed for another reason than the database would fail again: the next ticket's turn."""
+        review = not isinstance(why, StateError)
+        self.watcher.failed(claimed, why)
         key, fence, at = claimed.ticket.key, claimed.fence, self.supervisor.booking.now()
 
         def undo(store: Store) -> None:
             store.ledger.release_ceiling(claimed.run_id)
-            store.tickets.give_back(key, fence, at)
+            store.tickets.give_back(key, fence, at, review=review)
 
         await asyncio.wrap_future(self.supervisor.recorder.keep(undo))
 

@@ -15,7 +15,7 @@ import click
 
 from supervisor.cli import output
 from supervisor.cli.access import complete_profile
-from supervisor.errors import UsageError
+from supervisor.errors import SupervisorError, UsageError
 from supervisor.limits.money import show_usd
 from supervisor.paths import locate, prepare
 from supervisor.profile.units import show_duration
@@ -105,6 +105,9 @@ async def _work(given: dict[str, Any], as_json: bool) -> None:
             parts.append(output.visible(live.run.reason_note, always=True))
         say(f"{output.accent(live.order.ticket)}  {' · '.join(parts)}")
 
+    def failed(one: Claimed, error: SupervisorError) -> None:
+        say(output.bad(f"{one.ticket.key}  not started: {error.message}"))
+
     def idle(why: Nothing) -> None:
         say(output.dim("the queue is empty" if why.why == "empty" else f"no claims: {why.detail}"))
 
@@ -112,7 +115,7 @@ async def _work(given: dict[str, Any], as_json: bool) -> None:
     loop = asyncio.get_running_loop()
     async with Supervisor(paths, load_config(), "worker") as supervisor, ControlServer(supervisor):
         worker = QueueWorker(
-            supervisor, Assignment(**given), Watcher(claimed=claimed, ended=ended, idle=idle)
+            supervisor, Assignment(**given), Watcher(claimed=claimed, ended=ended, idle=idle, failed=failed)
         )
         asked = 0
 

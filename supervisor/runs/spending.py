@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 _MOST_TOLD = 200
 """Of what costs nothing, and so has no limit: refusals, calls that were not billed, problems."""
+_MOST_SAID = 5000
+"""Events of the agent's own log that are kept; a flood of them is still in the log."""
 _MOST_SAID_NANOS = 1000 * NANOS_PER_USD
 _MOST_SAID_TOKENS = 1 << 30
 """Of one call that an agent tells of: it is booked for everybody's day, and many such must fit there."""
@@ -88,6 +90,8 @@ class Spending:
         self._unbilled = 0
         self._problems = 0
         self._self_reported: set[Future[Balances]] = set()
+        self._said = 0
+        self._said_nanos = 0
 
     @property
     def metered(self) -> bool:
@@ -262,19 +266,28 @@ class Spending:
     def self_reported(self, kind: EventKind, detail: dict[str, Any]) -> None:
         """An event of the agent's own log. Where there is no gateway, its figures are all there are."""
         if kind is not EventKind.ITERATION:
-            self._row.tell(kind, detail)
+            self._keep_said(kind, detail)
         elif self.metered:
-            self._row.tell(EventKind.AGENT_EVENT, {**detail, "said": "iteration"})
+            self._keep_said(EventKind.AGENT_EVENT, {**detail, "said": "iteration"})
         else:
             self._book_self_reported(detail)
 
+    def _keep_said(self, kind: EventKind, detail: dict[str, Any]) -> None:
+        """As an event, while there are not too many; what is counted is counted all the same."""
+        self._said += 1
+        if self._said <= _MOST_SAID:
+            self._row.tell(kind, detail)
+        elif self._said == _MOST_SAID + 1:
+            message = f"the agent told more than {_MOST_SAID} events; the rest is in its log only"
+            self._row.tell(EventKind.METER_PROBLEM, {"code": "events_not_kept", "message": message})
+
     def _book_self_reported(self, detail: dict[str, Any]) -> None:
         if self.caps == Caps() and "cost_usd" not in detail and "tokens_in" not in detail:
-            self._row.tell(EventKind.ITERATION, detail)
+            self._keep_said(EventKind.ITERATION, detail)
             return
         at = self._clock.now()
         settlement = Settlement(
-            nanos=_said_nanos(detail.get("cost_usd")),
+            nanos=self._believed_nanos(detail.get("cost_usd")),
             usage=TokenUsage(
                 input=_said_count(detail.get("tokens_in")), output=_said_count(detail.get("tokens_out"))
             ),
@@ -300,6 +313,17 @@ class Spending:
 
         booked.add_done_callback(told)
 
+    def _believed_nanos(self, said: object) -> int:
+        """At most a nano-dollar more than what the run may spend: enough to end it, and it alone.
+
+        The day's caps are everybody's; one agent that lies must not use them up.
+        """
+        nanos, most = _said_nanos(said), self.caps.run_nanos
+        if most is not None:
+            nanos = min(nanos, max(0, most - self._said_nanos) + 1)
+        self._said_nanos += nanos
+        return nanos
+
     def _self_report_is_booked(self, future: Future[Balances], detail: dict[str, Any], nanos: int) -> None:
         """Nobody could refuse that call beforehand, so a limit is reached when it has been passed."""
         self._self_reported.discard(future)
@@ -316,7 +340,7 @@ class Spending:
             None if caps.run_nanos is None else max(0, caps.run_nanos - run.spent_nanos),
         )
         source = UsageSource.SELF_REPORTED
-        self._row.tell(EventKind.ITERATION, {**detail, "usage_source": source, "budget_left": left})
+        self._keep_said(EventKind.ITERATION, {**detail, "usage_source": source, "budget_left": left})
         over = _passed(caps, balances)
         if over is not None:
             self._limit_reached(over)

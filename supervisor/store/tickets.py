@@ -255,14 +255,18 @@ class Tickets:
                 )
             )
 
-    def give_back(self, key: str, fence: int, at: str) -> bool:
-        """A claim whose run was never started: the ticket is open again, for its worker says so itself."""
+    def give_back(self, key: str, fence: int, at: str, *, review: bool = False) -> bool:
+        """A claim whose run was never started: the ticket is open again, for its worker says so itself.
+
+        review: what is wrong is the ticket's own, so somebody must look; open, it would be claimed for ever.
+        """
+        state = TicketState.NEEDS_REVIEW if review else TicketState.OPEN
         with self._db.transaction():
             return bool(
                 self._db.change(
-                    "UPDATE tickets SET state = 'open', worker_id = '', lease_until = '', updated_at = ?"
+                    "UPDATE tickets SET state = ?, worker_id = '', lease_until = '', updated_at = ?"
                     " WHERE key = ? AND fence = ? AND state = 'claimed'",
-                    (at, key, fence),
+                    (state, at, key, fence),
                 )
             )
 

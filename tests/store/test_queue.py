@@ -246,7 +246,10 @@ def test_a_claim_is_given_back_by_its_own_number_alone(store: Store) -> None:
     assert not store.tickets.give_back("A", found.fence + 1, AT)
     assert store.tickets.give_back("A", found.fence, AT)
     assert not store.tickets.give_back("A", found.fence, AT)
-    assert claimed(store, "R2").fence == found.fence + 1
+    again = claimed(store, "R2")
+    assert again.fence == found.fence + 1
+    assert store.tickets.give_back("A", again.fence, AT, review=True)
+    assert store.tickets.listed()[0].state == "needs_review"
 
 
 @pytest.mark.parametrize("reason", [StopReason.SUPERVISOR_LOST, StopReason.UNKILLABLE])

@@ -221,6 +221,49 @@ def test_without_the_gateway_the_agents_own_log_is_the_meter(
     assert 5 < run.totals["calls"] < 100
 
 
+LIAR = """
+import json, os, time
+with open(os.environ["SUPERVISOR_LOG_DIR"] + "/own.ndjson", "a", buffering=1) as log:
+    for number in range(50):
+        log.write(json.dumps({"kind": "iteration", "cost_usd": "500"}) + "\\n")
+time.sleep(600)
+"""
+
+
+def test_an_agent_that_lies_about_its_costs_ends_itself_alone(served: Stand) -> None:
+    own_log = '[log]\nfiles = ["/run/agent/*.ndjson"]\n[daily]\nglobal_usd = "3"'
+    honest = served.start(
+        "import time; print('UP', flush=True); time.sleep(600)", profile=served.profile(more=own_log)
+    )
+    liar = served.run_to_end(LIAR, profile=served.profile(more=f'usd = "2"\n{own_log}'))
+    assert liar.reason is StopReason.MAX_COST
+    with served.store() as store:
+        (everything, *_) = store.ledger.spend(store.ledger.latest_day())
+    assert 2_000_000_000 < everything.spent_nanos <= 2_000_000_050
+    other = served.row(honest)
+    assert other is not None and other.ended_at is None
+    assert served.ctl("kill", honest).code == 0
+
+
+FLOOD = """
+import json, os, time
+with open(os.environ["SUPERVISOR_LOG_DIR"] + "/own.ndjson", "a", buffering=1) as log:
+    for number in range(5200): log.write('{"kind": "note"}\\n')
+    for number in range(50): log.write('{"kind": "iteration"}\\n')
+time.sleep(600)
+"""
+
+
+def test_a_flood_of_events_is_not_kept_and_hides_no_iteration(place: Stand) -> None:
+    profile = place.profile(more='iterations = 3\n[log]\nfiles = ["/run/agent/*.ndjson"]')
+    run = place.run_to_end(FLOOD, profile=profile)
+    assert run.reason is StopReason.MAX_ITERATIONS
+    with place.store() as store:
+        kept = store._db.rows("SELECT kind, COUNT(*) AS many FROM events GROUP BY kind")
+    many = {row["kind"]: row["many"] for row in kept}
+    assert (many["agent_event"], many.get("iteration"), many["meter_problem"]) == (5000, None, 1)
+
+
 def test_what_an_agent_says_beside_the_gateway_is_no_iteration(place: Stand) -> None:
     with_model(place)
     profile = gateway_profile(place, more='[log]\nfiles = ["/run/agent/*.ndjson"]')

@@ -140,6 +140,15 @@ def test_a_host_on_which_nothing_starts_does_not_eat_the_queue(place: Stand) -> 
     assert states == ["ended"] * 3 + ["open"] * 3
 
 
+def test_a_ticket_that_cannot_be_started_does_not_hold_up_the_others(place: Stand) -> None:
+    place.ctl("tickets", "add", "POISON", "--priority", "9")
+    place.ctl("tickets", "add", "GOOD", "--goal", "true")
+    done = work(place, argv=("{goal}",))
+    assert done.code == 0 and "POISON  not started" in done.out, done
+    assert ticket(place, "POISON").state == "needs_review"
+    assert (ticket(place, "GOOD").state, ticket(place, "GOOD").stop_reason) == ("ended", "done")
+
+
 def test_a_run_whose_ticket_was_taken_away_dies_and_leaves_the_ticket_alone(place: Stand) -> None:
     configure(place, '[queue]\nlease = "3s"\n')
     place.ctl("tickets", "add", "A")

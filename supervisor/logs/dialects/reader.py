@@ -1,6 +1,6 @@
 """Owns telling one dialect from another, line by line, and turning lines into events.
 May touch nothing: lines that were redacted in, events out.
-Never raises on what an agent wrote, and never reads a line that is too long, too deep or one too many.
+Never raises on what an agent wrote, and never reads a line that is too long or too deep.
 """
 
 from __future__ import annotations
@@ -17,9 +17,6 @@ from supervisor.logs.dialects.words import Json, Words
 
 MAX_LINE = 1 << 20
 """Characters. A longer line stays in the log and is no event."""
-
-MAX_EVENTS = 5000
-"""More events than this of one run stay in the log only."""
 
 _FORGED = ("dialect", "said")
 
@@ -39,14 +36,13 @@ class DialectReader:
         """clean: takes secrets out of a decoded text: decoding undoes escapes that hid them in the line."""
         self._words = Words(clean)
         self._dialects: dict[str, Dialect] = {}
-        self._events = 0
 
     def read(self, text: str, at: str, *, unknown_too: bool) -> list[Told] | None:
         """The events a line stands for; None for a line that is none of them.
 
         unknown_too: JSON objects of a shape nobody here knows are events as well.
         """
-        if not text.startswith("{") or len(text) > MAX_LINE or self._events >= MAX_EVENTS:
+        if not text.startswith("{") or len(text) > MAX_LINE:
             return None
         try:
             line = msgspec.json.decode(text)
@@ -54,10 +50,7 @@ class DialectReader:
             return None
         if not isinstance(line, dict):
             return None
-        told = self._read(line, at, unknown_too=unknown_too)
-        if told is not None:
-            self._events += len(told)
-        return told
+        return self._read(line, at, unknown_too=unknown_too)
 
     def finish(self) -> list[Told]:
         return [event for dialect in self._dialects.values() for event in dialect.finish()]
