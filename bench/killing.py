@@ -20,7 +20,7 @@ from supervisor.daemon import Supervisor
 from supervisor.logs.book import LogLine
 from supervisor.paths import Paths, prepare
 from supervisor.profile.load import load
-from supervisor.runs.life import Order, Step
+from supervisor.runs.order import Order, Step
 from supervisor.runs.reasons import kill_request
 from supervisor.workspace.tree import Tree, inspect
 

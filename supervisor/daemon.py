@@ -29,7 +29,8 @@ from supervisor.limits.charges import Booking
 from supervisor.logs.redact.known import KnownSecrets
 from supervisor.paths import Paths, launcher_socket
 from supervisor.profile.schema import Profile
-from supervisor.runs.life import LiveRun, Order, Step, Surroundings
+from supervisor.runs.life import LiveRun, Surroundings
+from supervisor.runs.order import Order, Step
 from supervisor.runs.reasons import StopRequest, kill_request
 from supervisor.runs.reconcile import reconcile
 from supervisor.runs.spending import Spending

@@ -27,7 +27,8 @@ from supervisor.limits.budget import DAYS
 from supervisor.observe.queries import Queries, kill_result, result
 from supervisor.profile.load import load
 from supervisor.runs.boxing import read_secrets
-from supervisor.runs.life import LiveRun, Order
+from supervisor.runs.life import LiveRun
+from supervisor.runs.order import Order
 from supervisor.runs.reasons import StopRequest, kill_request, stop_request
 from supervisor.store.tickets import Claimed
 from supervisor.workspace.tree import Tree, inspect

@@ -20,7 +20,7 @@ from supervisor import workers
 from supervisor.clock import SystemClock, boot_id, rfc3339
 from supervisor.errors import NotFound, NotYetDead, StateError, UsageError
 from supervisor.events import Event, EventKind
-from supervisor.runs.life import process_start
+from supervisor.runs.attestation import process_start
 from supervisor.runs.reasons import StopReason
 from supervisor.store.records import KillRecord, Run, RunState
 from supervisor.store.store import Store

@@ -10,7 +10,6 @@ import os
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 import msgspec
@@ -20,7 +19,7 @@ from sandbox.client import Box, BoxError, Finished, LauncherClient, LauncherGone
 from supervisor.audit.trail import Trail
 from supervisor.clock import Clock
 from supervisor.errors import NotStarted, SupervisorError
-from supervisor.events import Event, EventKind
+from supervisor.events import EventKind
 from supervisor.limits.wall_clock import WallClock
 from supervisor.logs.agent_events import AgentEvents
 from supervisor.logs.agent_files import AgentFiles
@@ -29,16 +28,15 @@ from supervisor.logs.redact.known import KnownSecrets
 from supervisor.logs.redact.redactor import Redactor
 from supervisor.logs.tail.pipes import PipeCapture, drain, make_pipe
 from supervisor.paths import Paths
-from supervisor.profile.load import Loaded
 from supervisor.runs import boxing
+from supervisor.runs.attestation import attestation
+from supervisor.runs.order import Order, Step
 from supervisor.runs.reasons import StopReason, StopRequest, kill_request, limit_request
 from supervisor.runs.row import RunRow
 from supervisor.runs.spending import Spending
 from supervisor.runs.verdict import Seen, Verdict, decide
 from supervisor.store.recorder import Recorder
 from supervisor.store.records import KillRecord, Run, RunState
-from supervisor.store.tickets import Claimed
-from supervisor.workspace.tree import Tree
 
 _LOOK_EVERY_S = 1.0
 _FILES_EVERY_S = 0.1
@@ -55,40 +53,6 @@ _ABOUT_PROGRAMS = (
     "programs are looked up inside the box; name further folders of the host in files.read, "
     "and set files.executable = true for programs in the worktree"
 )
-
-
-class Step(StrEnum):
-    """The named points of a run's life; crash tests end the supervisor at each of them."""
-
-    CREATED = "created"
-    BOX_MADE = "box_made"
-    ATTESTED = "attested"
-    RELEASED = "released"
-    STOP_WRITTEN = "stop_written"
-    TERM_SENT = "term_sent"
-    KILL_SENT = "kill_sent"
-    EMPTY = "empty"
-    CLOSED = "closed"
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """What somebody asked to be run. caller_environment is only looked at for [env] pass.
-
-    claim: the ticket was taken from the queue; the run ends when somebody else has it.
-    """
-
-    ticket: str
-    loaded: Loaded
-    tree: Tree
-    argv: list[str]
-    caller_environment: dict[str, str]
-    secrets: dict[str, str]
-    project: str = ""
-    goal: str = ""
-    claim: Claimed | None = None
-    on_lines: Callable[[list[LogLine]], None] = lambda _: None
-    on_event: Callable[[Event], None] = lambda _: None
 
 
 SpendingFor = Callable[["LiveRun"], Spending]
@@ -283,7 +247,7 @@ class LiveRun:
             EventKind.BOX_ARMED,
             {"controls": len(box.armed), "missing": box.missing, "armed_ms": armed_ms},
             state=RunState.STARTING,
-            attestation={**_attestation(box, facts, armed_ms), "protect": self.profile.files.protect},
+            attestation={**attestation(box, facts, armed_ms), "protect": self.profile.files.protect},
             cgroups=box.group.folders,
         )
         if not await self.row.settled(written, _RECORD_PATIENCE_S):
@@ -554,29 +518,6 @@ async def _wait(event: asyncio.Event) -> None:
 def _look_at_files(files: AgentFiles) -> float:
     files.poll()
     return _FILES_EVERY_S
-
-
-def _attestation(box: Box, facts: dict[str, Any], armed_ms: float) -> dict[str, Any]:
-    return {
-        "armed": box.armed,
-        "missing": box.missing,
-        "required": list(box.spec.base.required),
-        "program": box.program,
-        "uid": box.uid,
-        "init_pid": box.pid,
-        "init_start": process_start(box.pid),
-        "armed_ms": armed_ms,
-        "facts": facts,
-    }
-
-
-def process_start(pid: int) -> str:
-    """Field 22 of /proc/pid/stat: with the pid it names one process of this boot (proc(5))."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[19]
-    except OSError:
-        return ""
 
 
 def _as_not_started(error: BoxError | SupervisorError | OSError) -> NotStarted:

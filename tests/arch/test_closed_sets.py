@@ -19,7 +19,7 @@ from supervisor.audit.verify import Fault
 from supervisor.events import EventKind
 from supervisor.logs.dialects.said import Said
 from supervisor.logs.tail.files import Gap
-from supervisor.runs.life import Step
+from supervisor.runs.order import Step
 from supervisor.runs.reasons import StopReason
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -17,7 +17,8 @@ from supervisor.config import Config
 from supervisor.control.server import make_order
 from supervisor.daemon import Supervisor
 from supervisor.paths import locate, prepare
-from supervisor.runs.life import LiveRun, Step
+from supervisor.runs.life import LiveRun
+from supervisor.runs.order import Step
 from supervisor.runs.reasons import stop_request
 
 

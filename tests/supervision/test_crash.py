@@ -14,7 +14,7 @@ import pytest
 from boxlab import fingerprint, host_mounts
 from stand import Stand, stand, until
 
-from supervisor.runs.life import Step
+from supervisor.runs.order import Step
 from supervisor.runs.reasons import StopReason
 from supervisor.store.records import Run
 
