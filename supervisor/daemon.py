@@ -27,6 +27,7 @@ from supervisor.identifiers import new_ulid
 from supervisor.leases import Leases
 from supervisor.limits.charges import Booking
 from supervisor.logs.redact.known import KnownSecrets
+from supervisor.logs.redact.redactor import Redactor
 from supervisor.paths import Paths, launcher_socket
 from supervisor.profile.schema import Profile
 from supervisor.runs.life import LiveRun, Surroundings
@@ -34,6 +35,7 @@ from supervisor.runs.order import Order, Step
 from supervisor.runs.reasons import StopRequest, kill_request
 from supervisor.runs.reconcile import reconcile
 from supervisor.runs.spending import Spending
+from supervisor.state_keys import state_key
 from supervisor.stopping import stop_file
 from supervisor.stopping.database_flag import DatabaseFlags
 from supervisor.store.recorder import Recorder
@@ -104,6 +106,7 @@ class Supervisor:
             self._be_the_only_daemon()
         self.launcher = await self._stack.enter_async_context(self._launcher_client())
         self.audit = Trail(self.paths.audit)
+        self._redaction_key = state_key(self.paths, "redaction")
         self._stack.callback(self._end_audit)
         _use_all_descriptors()
         lock = workers.hold(workers.lock_path(self.paths, self.worker_id))
@@ -258,6 +261,7 @@ class Supervisor:
             stop_is_wanted=self.stop_is_wanted,
             spending=self._spending_of,
             audit=self.audit,
+            redaction_key=self._redaction_key,
             on_step=self._on_step,
         )
         live = LiveRun(order, around, run)
@@ -321,7 +325,7 @@ class Supervisor:
     def _new_run(self, order: Order) -> Run:
         run_id = order.claim.run_id if order.claim else new_ulid()
         profile = order.loaded.profile
-        redactor = KnownSecrets(order.secrets)
+        redactor = Redactor(KnownSecrets(order.secrets), key=self._redaction_key)
         overlay = self.paths.run_folder(run_id) if profile.files.worktree == "overlay" else ""
         return Run(
             run_id=run_id,

@@ -21,6 +21,9 @@ from supervisor.profile.schema import Profile
 _KEEP_EVERY = 10
 """Looks; what is told between two of them is found in the log itself after a crash."""
 
+_MAX_NAMES = 4096
+"""An agent can make new names for ever; what is known of more than these is forgotten."""
+
 _MAX_GAPS = 100
 """More gaps than this of one run are not told one by one."""
 
@@ -41,8 +44,9 @@ class AgentFiles:
         # A descriptor of our own: the folder outlives the box until its last line has been read.
         self._folder = os.dup(box.log_folder) if wanted else -1
         self._kept_path = f"{os.path.dirname(book.path)}/tail.json"
-        self._tail = self._open(profile, book) if wanted else None
         self._book = book
+        self._names: dict[str, str] = {}
+        self._tail = self._open(profile, book) if wanted else None
         self._clock = clock
         self._emit = emit
         self._on_lines = on_lines
@@ -62,7 +66,23 @@ class AgentFiles:
                 break
             offset = following
         limit = book.max_line_bytes + book.redactor.longest
-        return FileTail(self._folder, profile.log.files, limit, before.places, dict(told))
+        return FileTail(
+            self._folder,
+            profile.log.files,
+            limit,
+            before.places,
+            dict(told),
+            may_be_named=lambda name: self._shown(name) == name,
+        )
+
+    def _shown(self, name: str) -> str:
+        """A file's name is the agent's text as well, and goes into the log, events and the trail."""
+        if len(self._names) > _MAX_NAMES:
+            self._names.clear()
+        if name not in self._names:
+            raw = name.encode("utf-8", "surrogateescape")
+            self._names[name] = self._book.redactor.redact(raw)[0].decode("utf-8", "surrogateescape")
+        return self._names[name]
 
     @property
     def wanted(self) -> bool:
@@ -98,7 +118,7 @@ class AgentFiles:
                 self._on_lines(self._book.add("file", lines, self._clock.utc(), name))
         for name in self._tail.refused - self._reported:
             self._reported.add(name)
-            self._emit(EventKind.LOG_REFUSED, {"file": name})
+            self._emit(EventKind.LOG_REFUSED, {"file": self._shown(name)})
 
     def _keep(self, tail: FileTail) -> None:
         size = os.stat(self._book.path).st_size

@@ -71,6 +71,7 @@ class Surroundings:
     stop_is_wanted: Callable[[str], Awaitable[StopRequest | None]]
     spending: SpendingFor
     audit: Trail
+    redaction_key: bytes
     on_step: Callable[[Step], None] = lambda _: None
 
 
@@ -82,7 +83,7 @@ class LiveRun:
         self.around = around
         self.row = RunRow(run, around.recorder, around.clock, order.on_event, around.audit.event)
         self.profile = boxing.with_own_files_protected(order.loaded, order.tree)
-        self.redactor = Redactor(KnownSecrets(order.secrets))
+        self.redactor = Redactor(KnownSecrets(order.secrets), key=around.redaction_key)
         self.started = asyncio.Event()
         self.ended = asyncio.Event()
         self.problem: SupervisorError | None = None
@@ -142,7 +143,8 @@ class LiveRun:
         await self._refuse_if_stopped()
         stack.callback(self.spending.settle_rest)
         provider_keys = await self.spending.prepare()
-        self.redactor = Redactor(KnownSecrets({**self.order.secrets, **provider_keys}))
+        known = KnownSecrets({**self.order.secrets, **provider_keys})
+        self.redactor = Redactor(known, key=self.around.redaction_key)
         self._agent_events = AgentEvents(self.redactor, self.spending.self_reported)
         book = self._open_book()
         stack.callback(book.close)

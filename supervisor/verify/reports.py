@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import os
 import platform
-import secrets
 from pathlib import Path
 from typing import Any
 
@@ -17,42 +15,22 @@ import msgspec
 
 from supervisor.errors import StateError, UsageError
 from supervisor.paths import Paths
-
-_KEY_BYTES = 32
+from supervisor.state_keys import state_key
 
 
 def sign(paths: Paths, verification: dict[str, Any]) -> dict[str, Any]:
     """The report: what was found, the version that found it, and an HMAC-SHA256 over both (RFC 2104)."""
     report = {"v": 1, "verification": verification}
-    return {**report, "hmac_sha256": _mac(_key(paths), report)}
+    return {**report, "hmac_sha256": _mac(state_key(paths, "verify"), report)}
 
 
 def is_genuine(paths: Paths, report: dict[str, Any]) -> bool:
     signed = {name: value for name, value in report.items() if name != "hmac_sha256"}
-    return hmac.compare_digest(str(report.get("hmac_sha256", "")), _mac(_key(paths), signed))
+    return hmac.compare_digest(str(report.get("hmac_sha256", "")), _mac(state_key(paths, "verify"), signed))
 
 
 def _mac(key: bytes, value: dict[str, Any]) -> str:
     return hmac.new(key, msgspec.json.encode(value, order="sorted"), hashlib.sha256).hexdigest()
-
-
-def _key(paths: Paths) -> bytes:
-    """Made once, for this user alone. Raises StateError."""
-    path = f"{paths.state}/verify.key"
-    try:
-        try:
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        except FileExistsError:
-            key = Path(path).read_bytes()
-        else:
-            key = secrets.token_bytes(_KEY_BYTES)
-            with os.fdopen(fd, "wb") as file:
-                file.write(key)
-    except OSError as error:
-        raise StateError(f"the key {path} cannot be used: {error.strerror}") from error
-    if len(key) != _KEY_BYTES:
-        raise StateError(f"the key {path} is damaged", hint="remove it; older reports then cannot be checked")
-    return key
 
 
 def _place(paths: Paths, digest: str) -> Path:

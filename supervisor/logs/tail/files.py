@@ -11,7 +11,7 @@ import os
 import stat
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
@@ -96,7 +96,8 @@ class FileTail:
     folder: a descriptor of the box's log folder. refused collects names that are not plain files.
     A file is known by device, inode, birth and what was read of it: renaming it (log rotation) does
     not make it a new one, and rewriting it does. places: from places() of an earlier tail, to go on
-    there. told: by name, how many lines past those places the first look finds that were taken already.
+    there. may_be_named: is it safe to write that name down? told: by name, how many lines past those
+    places the first look finds that were taken already.
     """
 
     folder: int
@@ -105,6 +106,7 @@ class FileTail:
     places: Iterable[Place] = ()
     told: dict[str, int] = field(default_factory=dict)
     refused: set[str] = field(default_factory=set)
+    may_be_named: Callable[[str], bool] = lambda _: True
     _followed: dict[int, _Followed] = field(default_factory=dict)
     _parked: dict[int, tuple[Place, tuple[int, int]]] = field(default_factory=dict)
     _ended: deque[_Ended] = field(default_factory=lambda: deque(maxlen=16))
@@ -182,7 +184,9 @@ class FileTail:
                 if seen > _MAX_NAMES or len(listed) >= _MAX_LISTED:
                     break
                 inode = entry.inode()
-                if any(fnmatch.fnmatchcase(entry.name, pattern) for pattern in wanted):
+                if not self.may_be_named(entry.name):
+                    self._keep_out(entry.name, inode, listed)
+                elif any(fnmatch.fnmatchcase(entry.name, pattern) for pattern in wanted):
                     listed[inode] = entry.name
                 elif inode in self._followed or inode in self._parked:
                     listed.setdefault(inode, entry.name)
@@ -190,6 +194,14 @@ class FileTail:
         # Known files first: what became of them says what a new one is.
         ordered = sorted(listed.items(), key=lambda item: (item[0] not in self._parked, item[1]))
         return dict(ordered), crowded
+
+    def _keep_out(self, name: str, inode: int, listed: dict[int, str]) -> None:
+        """A name that must not be written down: a file that is known goes on under its old one."""
+        self.refused.add(name)
+        if inode in self._followed:
+            listed.setdefault(inode, self._followed[inode].name)
+        elif inode in self._parked:
+            listed.setdefault(inode, self._parked[inode][0].name)
 
     def _visit(
         self, inode: int, entry: _Followed, listed: dict[int, str], found: list[Found], *, final: bool

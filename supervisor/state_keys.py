@@ -1,0 +1,36 @@
+"""Owns the keys that a state folder has for itself: made once, for its user alone.
+May touch files named *.key in the state folder.
+Never makes a new key where one is damaged: what the old one marked would silently mean nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+from supervisor.errors import StateError
+from supervisor.paths import Paths
+
+KEY_BYTES = 32
+
+
+def state_key(paths: Paths, name: str) -> bytes:
+    """The key of that name, 32 bytes. Raises StateError."""
+    path = f"{paths.state}/{name}.key"
+    try:
+        try:
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except FileExistsError:
+            key = Path(path).read_bytes()
+        else:
+            key = secrets.token_bytes(KEY_BYTES)
+            with os.fdopen(fd, "wb") as file:
+                file.write(key)
+    except OSError as error:
+        raise StateError(f"the key {path} cannot be used: {error.strerror}") from error
+    if len(key) != KEY_BYTES:
+        raise StateError(
+            f"the key {path} is damaged", hint="remove it; what the old one marked cannot be checked"
+        )
+    return key
