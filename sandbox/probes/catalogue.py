@@ -313,6 +313,7 @@ _NEEDS = {
     "memfd with exec flag": "memfd_noexec",
     "write /proc/sys/vm/memfd_noexec": "memfd_noexec",
     "signal init": "landlock",
+    "identity": "private_uid",  # without root the caller's other groups stay, as nobody's
 }
 """Controls that a probe stands on; without it the probe cannot be judged."""
 

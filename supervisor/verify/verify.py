@@ -116,7 +116,8 @@ async def verify(loaded: Loaded) -> Verification:
     finally:
         discard(f"{folder}/overlay")
         shutil.rmtree(folder)
-    results = tuple(_judge(loaded.profile, probe, answers) for probe in _catalogue(loaded.profile))
+    catalogue = _catalogue(loaded.profile)
+    results = tuple(_judge(loaded.profile, probe, answers, facts.armed) for probe in catalogue)
     return Verification(
         profile=loaded.profile.name,
         digest=loaded.digest,
@@ -227,10 +228,10 @@ def _read_all(fd: int) -> str:
 # ---------------------------------------------------------------- what it comes to
 
 
-def _judge(profile: Profile, probe: Probe, answers: dict[str, str]) -> ProbeResult:
+def _judge(profile: Profile, probe: Probe, answers: dict[str, str], armed: frozenset[str]) -> ProbeResult:
     files = profile.files
-    if probe.needs and probe.needs not in {str(c) for c in boxing.required_controls(profile)}:
-        return ProbeResult(probe, "", f"the profile does not require {probe.needs}")
+    if probe.needs and probe.needs not in armed:
+        return ProbeResult(probe, "", f"{probe.needs} is not armed here, and the profile does not require it")
     if probe.landlock_abi > landlock_abi():
         return ProbeResult(probe, "", f"this kernel's Landlock does not refuse it (version {landlock_abi()})")
     pattern = covers(files.protect, probe.protects) if probe.protects else ""

@@ -25,7 +25,7 @@ def test_a_probe_of_a_newer_landlock_is_not_judged_by_an_older(
     abi: int, tried: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verify, "landlock_abi", lambda: abi)
-    judged = verify._judge(load("base").profile, _probe(), {SIGNAL: "ok"})
+    judged = verify._judge(load("base").profile, _probe(), {SIGNAL: "ok"}, frozenset({"landlock"}))
     assert judged.tried == tried
     assert not judged.passed or not tried, "answered where it should have been refused"
     assert tried or f"version {abi}" in judged.why
