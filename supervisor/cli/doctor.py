@@ -116,7 +116,15 @@ def _host() -> dict[str, str]:
         "kernel": platform.release(),
         "user": "root" if os.geteuid() == 0 else f"uid {os.geteuid()}",
         "systemd": "yes" if os.path.isdir("/run/systemd/system") else "no",
+        "redactor": _redactor(),
     }
+
+
+def _redactor() -> str:
+    """The engine that scans logs here: "hyperscan", or "python", which is slower and finds the same."""
+    from supervisor.logs.redact.engines import default
+
+    return default().ready().name
 
 
 async def _try_box(folder: str) -> tuple[list[str], dict[str, str], dict[str, Any] | None, str]:
@@ -207,6 +215,8 @@ def _print(found: dict[str, Any]) -> None:
     host = found["host"]
     systemd = "systemd" if host["systemd"] == "yes" else "no systemd"
     output.say(f"host     {host['system']} · Linux {host['kernel']} · {systemd} · {host['user']}")
+    slower = "" if host["redactor"] == "hyperscan" else " (slower; pip install hyperscan)"
+    output.say(f"redactor {host['redactor']}{slower}")
     for row in found["controls"] if not found["problem"] else []:
         mark = output.GOOD if row["armed"] else output.bad(output.BAD)
         output.say(f"  {mark} {row['name']:<18} {row['detail']}")

@@ -15,6 +15,7 @@ _ELSEWHERE: dict[str, tuple[str, str]] = {
     "score": ("supervisor.cli.profile_audit", "score"),
     "verify": ("supervisor.cli.verify", "verify"),
     "check-report": ("supervisor.cli.verify", "check_report"),
+    "schema": ("supervisor.cli.profile_schema", "schema"),
 }
 
 
