@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from supervisor import workers
 from supervisor.clock import rfc3339
@@ -185,7 +186,19 @@ def complete_ticket(ctx: click.Context, param: click.Parameter, incomplete: str)
         return []
 
 
-def complete_profile(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+def complete_any_ticket(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Shell completion: the tickets that run, and those that ended in the last day."""
+    try:
+        with open_access() as access:
+            tickets = dict.fromkeys(row["ticket"] for row in reversed(access.query("ps", all=True)))
+    except SupervisorError:
+        return []
+    return [ticket for ticket in tickets if ticket.startswith(incomplete)]
+
+
+def complete_profile(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Shell completion: the shipped profiles; files where none begins so."""
     from supervisor.profile.load import shipped
 
-    return [name for name in shipped() if name.startswith(incomplete)]
+    found = [CompletionItem(name) for name in shipped() if name.startswith(incomplete)]
+    return found or [CompletionItem(incomplete, type="file")]

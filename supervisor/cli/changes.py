@@ -15,7 +15,7 @@ import click
 import msgspec
 
 from supervisor.cli import output
-from supervisor.cli.access import Access, complete_ticket, open_access
+from supervisor.cli.access import Access, complete_any_ticket, open_access
 from supervisor.cli.look import json_option
 from supervisor.clock import SystemClock, parse_rfc3339, rfc3339
 from supervisor.errors import NotFound, UsageError
@@ -34,7 +34,7 @@ _MAX_DIFF_BYTES = 1 << 20
 
 
 @click.command()
-@click.argument("ticket", shell_complete=complete_ticket)
+@click.argument("ticket", shell_complete=complete_any_ticket)
 @click.option("--stat", "only_names", is_flag=True, help="Names only, without the contents.")
 @json_option
 def diff(ticket: str, only_names: bool, as_json: bool) -> None:
@@ -56,7 +56,7 @@ def diff(ticket: str, only_names: bool, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("ticket", shell_complete=complete_ticket)
+@click.argument("ticket", shell_complete=complete_any_ticket)
 @json_option
 def apply(ticket: str, as_json: bool) -> int:
     """Carry a run's changes over to its worktree. Protected paths and escaping links are refused.
@@ -71,7 +71,7 @@ def apply(ticket: str, as_json: bool) -> int:
 
 
 @click.command()
-@click.argument("ticket", shell_complete=complete_ticket)
+@click.argument("ticket", shell_complete=complete_any_ticket)
 @json_option
 def discard(ticket: str, as_json: bool) -> None:
     """Throw away what a run changed; its record and log stay."""

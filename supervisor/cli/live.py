@@ -5,8 +5,11 @@ Never prints anything when quiet: then standard output belongs to one JSON objec
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from supervisor.cli import money_text, output
@@ -37,6 +40,8 @@ class LiveView:
         self._left: dict[str, Any] = {}
         self._stopping = ""
         self._overlay = True
+        self._waiting: list[Callable[[], None]] | None = []
+        self._refused: list[str] = []
 
     def lost(self, runs: list[Run]) -> None:
         for run in runs:
@@ -60,10 +65,20 @@ class LiveView:
         self._label("stop it", f"supervisorctl kill {self.ticket}")
         self._label("", output.dim(f"(or: touch {self.paths.stop_folder}/{self.ticket})"))
         self._print("")
+        self._flush()
+
+    def _flush(self) -> None:
+        """What the agent said before the head was shown comes behind it."""
+        waiting, self._waiting = self._waiting or [], None
+        for show in waiting:
+            show()
 
     def lines(self, lines: list[dict[str, Any]]) -> None:
         """The agent's own lines; ! marks standard error, a file's lines are shown as its events."""
         if self.quiet:
+            return
+        if self._waiting is not None:
+            self._waiting.append(lambda: self.lines(lines))
             return
         for line in lines:
             if line["s"] != "file":
@@ -74,6 +89,9 @@ class LiveView:
 
     def event(self, event: dict[str, Any]) -> None:
         """Only what a person wants to see between the agent's lines."""
+        if self._waiting is not None:
+            self._waiting.append(lambda: self.event(event))
+            return
         kind, detail = event["kind"], event["detail"]
         if kind == EventKind.ITERATION:
             self._left = detail.get("budget_left", {})
@@ -86,9 +104,11 @@ class LiveView:
                 self._print(f"{output.dim(output.time_of_day(event['at']))}  {text}")
         elif kind == EventKind.CALL_REFUSED:
             text = output.visible(money_text.refused(detail), always=True)
+            self._refused.append(str(detail["message"]))
             self._print(f"{output.dim(output.time_of_day(event['at']))} {output.bad(text)}")
         elif kind == EventKind.CAP_WARNING:
-            self._print(output.bad(money_text.warning(detail)))
+            warning = output.bad(money_text.warning(detail))
+            self._print(f"{output.dim(output.time_of_day(event['at']))}  {warning}")
         elif kind == EventKind.STOP_REQUESTED:
             said = detail.get("note") or detail.get("who") or ""
             self._stopping = f"stopping ({detail['by']}{': ' + said if said else ''})"
@@ -111,6 +131,7 @@ class LiveView:
 
     def end(self, ended: dict[str, Any]) -> None:
         """One line for how it ended, the reason if it was not the agent's own end, and what to do next."""
+        self._flush()
         reason = StopReason(ended["reason"])
         if self.quiet or reason is StopReason.NOT_STARTED:
             self._clear()
@@ -126,13 +147,14 @@ class LiveView:
         if totals.get("dropped_bytes"):
             parts.append(f"{show_size(int(totals['dropped_bytes']))} of output dropped")
         self._print("")
-        name = f"{reason:<{_LABEL - 1}}"
+        name = f"{reason:<{_LABEL - 1}}" if len(reason) < _LABEL else f"{reason} "
         self._print(
             (output.accent(name) if reason is StopReason.DONE else output.bad(name)) + f" {' · '.join(parts)}"
         )
         if reason is not StopReason.DONE:
             asked = " · ".join(str(p) for p in (ended["by"], ended["who"], ended["note"]) if p)
             said = money_text.why(reason, ended["figures"])
+            said = said or (_agents_own(ended, self._refused) if reason is StopReason.FAILED else "")
             self._label("why", said or f"{MEANING[reason]} ({output.visible(asked, always=True)})")
         change = _CHANGE.get(reason)
         if change:
@@ -165,6 +187,20 @@ _CHANGE = {
     StopReason.OUT_OF_MEMORY: "limits.memory in the profile gives it more memory",
     **money_text.CHANGE,
 }
+
+
+def _agents_own(ended: dict[str, Any], refused: list[str]) -> str:
+    """Why an agent ended that nobody stopped; a call that was refused is the likely cause."""
+    status = ended["exit_status"]
+    said = "the agent ended by itself"
+    if isinstance(status, int):
+        said = f"the agent ended with exit code {status}"
+        with contextlib.suppress(ValueError):
+            said += f" (128 + {signal.Signals(status - 128).name})"
+    if refused:
+        calls = "1 model call was" if len(refused) == 1 else f"{len(refused)} model calls were"
+        said += f"; {calls} refused: {output.visible(refused[-1], always=True)}"
+    return said
 
 
 def _clock(seconds: float) -> str:

@@ -5,13 +5,15 @@ Never changes anything.
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Any
 
 import click
 
 from supervisor.cli import output
-from supervisor.cli.access import Access, complete_ticket, open_access
+from supervisor.cli.access import Access, complete_any_ticket, open_access
+from supervisor.cli.event_text import sentence
 from supervisor.cli.money_text import used
 from supervisor.clock import parse_rfc3339
 from supervisor.identifiers import check_ticket
@@ -55,7 +57,7 @@ def _command(row: dict[str, Any]) -> str:
 
 
 @click.command()
-@click.argument("ticket", shell_complete=complete_ticket)
+@click.argument("ticket", shell_complete=complete_any_ticket)
 @click.option("--attestation", is_flag=True, help="Show what the kernel says is armed.")
 @json_option
 def status(ticket: str, attestation: bool, as_json: bool) -> None:
@@ -156,7 +158,7 @@ def _print_attestation(run: dict[str, Any]) -> None:
 
 
 @click.command()
-@click.argument("ticket", shell_complete=complete_ticket)
+@click.argument("ticket", shell_complete=complete_any_ticket)
 @click.option("-f", "--follow", is_flag=True, help="Go on until the run ends.")
 @click.option("--stream", type=click.Choice(["out", "err", "file"]), help="Only this stream.")
 @json_option
@@ -179,7 +181,7 @@ def logs(ticket: str, follow: bool, stream: str | None, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("ticket", shell_complete=complete_ticket)
+@click.argument("ticket", shell_complete=complete_any_ticket)
 @click.option("-f", "--follow", is_flag=True, help="Go on until the run ends.")
 @json_option
 def events(ticket: str, follow: bool, as_json: bool) -> None:
@@ -190,17 +192,9 @@ def events(ticket: str, follow: bool, as_json: bool) -> None:
             if as_json:
                 output.print_json(event)
             else:
-                detail = " ".join(
-                    f"{k}={_short(v)}" for k, v in event["detail"].items() if v not in ("", {}, None)
-                )
-                line = f"{output.time_of_day(event['at'])}  {event['kind']:<16}  {detail}"
-                output.say(output.visible(output.shorten(line, output.width()), always=True))
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, dict):
-        return ",".join(f"{k}:{_short(v)}" for k, v in value.items())
-    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+                line = f"{output.time_of_day(event['at'])}  {event['kind']:<16}  {sentence(event)}"
+                room = output.width() if sys.stdout.isatty() else len(line)
+                output.say(output.visible(output.shorten(line, room), always=True))
 
 
 def _all_events(access: Access, ticket: str, follow: bool) -> Any:

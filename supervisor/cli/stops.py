@@ -15,7 +15,14 @@ from typing import Any
 import click
 
 from supervisor.cli import output
-from supervisor.cli.access import Access, complete_ticket, daemon_answers, open_access, system_daemon
+from supervisor.cli.access import (
+    Access,
+    complete_any_ticket,
+    complete_ticket,
+    daemon_answers,
+    open_access,
+    system_daemon,
+)
 from supervisor.cli.look import json_option
 from supervisor.clock import CLOCK_JUMP
 from supervisor.control.client import ask
@@ -256,7 +263,7 @@ def pause(project: str, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("ticket", required=False, shell_complete=complete_ticket)
+@click.argument("ticket", required=False, shell_complete=complete_any_ticket)
 @click.option("--project", default="", help="Only this project.")
 @json_option
 def resume(ticket: str | None, project: str, as_json: bool) -> None:

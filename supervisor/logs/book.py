@@ -117,7 +117,7 @@ class LogBook:
             cut, partial = max(0, len(clean) - room), False
             if isinstance(raw, MarkedLine):
                 cut, partial = cut + raw.cut, raw.partial
-                self.totals.dropped_bytes += raw.cut
+            self.totals.dropped_bytes += cut
             line = LogLine(stamp, stream, text, file, cut, partial)
             kept.append(line)
             encoded.append(msgspec.json.encode(line) + b"\n")

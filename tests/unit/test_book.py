@@ -13,6 +13,7 @@ import pytest
 
 from supervisor.logs.book import LogBook, read_lines
 from supervisor.logs.redact.known import KnownSecrets
+from supervisor.logs.tail.lines import LineSplitter
 
 NOW = datetime(2026, 9, 1, 2, 14, 7, 512_345, UTC)
 
@@ -62,6 +63,21 @@ def test_a_long_line_is_cut_and_says_so(tmp_path: Path) -> None:
     (kept,) = book.add("err", [b"x" * 25], NOW)
     assert (kept.t, kept.cut) == ("x" * 10, 15)
     book.close()
+
+
+@pytest.mark.parametrize("length", [0, 9, 10, 11, 20, 33, 34, 35, 500])
+@pytest.mark.parametrize("budget", [1 << 20, 100])
+def test_every_byte_is_kept_or_counted_wherever_a_line_is_cut(
+    tmp_path: Path, length: int, budget: int
+) -> None:
+    """A line is cut by the splitter, by the book, or by both: what is kept and what is dropped add up."""
+    book = make(tmp_path, budget, max_line=10, TOKEN="a-secret-of-24-characters")
+    splitter = LineSplitter(book.max_line_bytes + book.redactor.longest)
+    fed = b"x" * length + b"\n" + b"y" * length + b"\n" + b"after\n"
+    kept = book.add("out", splitter.feed(fed), NOW)
+    book.close()
+    assert book.totals.bytes == sum(len(line.t) + 1 for line in kept)
+    assert book.totals.bytes + book.totals.dropped_bytes == len(fed)
 
 
 def test_a_cut_in_the_middle_of_a_character(tmp_path: Path) -> None:
