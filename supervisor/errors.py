@@ -12,6 +12,7 @@ SupervisorError                     64 is free for the agent's own codes; see ru
 │   └── NotAnswering                something is there, and hangs
 ├── NotStarted              exit 64 a control could not be armed; nothing was executed
 └── StateError              exit 6  the state folder or the database cannot be used
+    └── DamagedState                and trying again will not help
 """
 
 from __future__ import annotations
@@ -85,3 +86,7 @@ class StateError(SupervisorError):
     """The state folder or its database cannot be used: missing, unwritable, corrupt, full."""
 
     exit_code = 6
+
+
+class DamagedState(StateError):
+    """What is there is not what this program wrote: who writes gives up instead of waiting."""

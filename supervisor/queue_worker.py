@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +28,7 @@ from supervisor.store.tickets import Claim, Claimed, Nothing
 
 _MARK = re.compile(r"\{(?:ticket|goal|project)\}")
 _LOOK_EVERY_S = 1.0
+_GIVE_BACK_PATIENCE_S = 10.0
 _NOT_STARTED_IN_A_ROW = 3
 
 
@@ -73,6 +75,7 @@ class QueueWorker:
     watcher: Watcher = field(default_factory=Watcher)
     _ending: bool = False
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _asked: Future[Claimed | Nothing] | None = None
     _busy: int = 0
     _failures: int = 0
     _why_idle: Nothing | None = None
@@ -82,6 +85,8 @@ class QueueWorker:
         """Claim nothing more; what runs goes on until its supervisor ends it."""
         self._ending = True
         self._wake.set()
+        if self._asked is not None:
+            self._asked.cancel()
 
     async def work(self) -> None:
         """Raises UsageError for what can be known before the first claim, NotStarted when nothing starts."""
@@ -93,7 +98,7 @@ class QueueWorker:
                     self._busy += 1
                     tasks.create_task(self._run(outcome))
                     continue
-                if isinstance(outcome, Nothing):
+                if isinstance(outcome, Nothing) and not self._ending:
                     self._tell_idle(outcome)
                     if self.assignment.until_empty and outcome.why in _NOTHING_TODAY and not self._busy:
                         return
@@ -132,9 +137,22 @@ class QueueWorker:
             caps_of=lambda project: effective(caps, everybody, project),
         )
         try:
-            return await own.recorder.call(lambda store: store.tickets.claim(claim))
+            return await self._ask(lambda store: store.tickets.claim(claim))
         except StateError as error:
             return Nothing("database", error.message)
+
+    async def _ask(self, action: Callable[[Store], Claimed | Nothing]) -> Claimed | Nothing:
+        """The end does not wait for a claim that has not begun: a database that is away may stay away."""
+        self._asked = asked = self.supervisor.recorder.write(action)
+        try:
+            return await asyncio.wrap_future(asked)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not self._ending or (task is not None and task.cancelling()):
+                raise
+            return Nothing("ended", "")
+        finally:
+            self._asked = None
 
     async def _run(self, claimed: Claimed) -> None:
         """One ticket, from its claim to the end of its run."""
@@ -180,7 +198,8 @@ class QueueWorker:
             store.ledger.release_ceiling(claimed.run_id)
             store.tickets.give_back(key, fence, at, review=review)
 
-        await asyncio.wrap_future(self.supervisor.recorder.keep(undo))
+        undone = self.supervisor.recorder.keep(undo)
+        await self.supervisor.recorder.settled(undone, _GIVE_BACK_PATIENCE_S)
 
     def _count(self, error: SupervisorError | None) -> None:
         """A host on which nothing starts would eat the whole queue: stop after a few in a row."""

@@ -31,3 +31,14 @@ class LazyCommands(click.Group):
             command: click.Command = getattr(import_module(module), attribute)
             return command
         return super().get_command(ctx, cmd_name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """click cuts the first sentence of a command to one line; here it is shown whole."""
+        names = self.list_commands(ctx)
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, _first_sentence(self.get_command(ctx, name))) for name in names])
+
+
+def _first_sentence(command: click.Command | None) -> str:
+    text = " ".join((command.help or "").split("\n\n")[0].split()) if command else ""
+    return text.split(". ")[0].removesuffix(".") + "."

@@ -61,9 +61,16 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] == "help":
+            args = [*args[1:], "--help"]
+            if len(args) == 1:
+                click.echo(ctx.get_help())
+                ctx.exit()
         if args and args[0] not in _COMMANDS and not args[0].startswith("-"):
             import difflib
 
+            if args[0] == "version":
+                raise SupervisorUsage("there is no command 'version'", "supervisorctl --version")
             near = difflib.get_close_matches(args[0], _COMMANDS, n=1)
             guess = f"did you mean {near[0]}?" if near else "supervisorctl --help lists the commands"
             raise SupervisorUsage(f"there is no command {args[0]!a}", guess)
@@ -113,6 +120,7 @@ def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
 )
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.option(
+    "-V",
     "--version",
     is_flag=True,
     expose_value=False,

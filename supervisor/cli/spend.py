@@ -6,6 +6,7 @@ Never counts anything itself.
 from __future__ import annotations
 
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import click
 
@@ -33,9 +34,7 @@ def spend(day: str, as_json: bool) -> None:
     if as_json:
         output.print_json(found)
         return
-    over = found["left_s"] <= 0
-    rest = "over" if over else f"{show_duration(found['left_s'])} left; resets {_local(found['end'])}"
-    output.say(f"day {found['day']} ({found['zone']}, {rest})")
+    output.say(f"day {found['day']} ({found['zone']}, {_when(found)})")
     if found["clock_jump_s"]:
         output.say(
             output.bad(
@@ -45,13 +44,24 @@ def spend(day: str, as_json: bool) -> None:
         )
     rows = [["", "spent", "held", "left", "cap", ""]]
     rows += [_row(row) for row in found["scopes"]]
-    output.table(rows, right=frozenset({1, 2, 3, 4}))
+    if found["scopes"]:
+        output.table(rows, right=frozenset({1, 2, 3, 4}))
+    else:
+        output.say("nothing was spent")
     if not found["capped"]:
         output.say(output.dim("no daily cap is set · daily.global_usd in the configuration sets one"))
 
 
-def _local(instant: str) -> str:
-    return parse_rfc3339(instant).astimezone().strftime("%H:%M %Z").strip()
+def _when(day: dict[str, Any]) -> str:
+    if day["left_s"] <= 0:
+        return "over"
+    end, start = parse_rfc3339(day["end"]), parse_rfc3339(day["start"])
+    if day["left_s"] > (end - start).total_seconds():
+        return "not begun"
+    here = end.astimezone()
+    zoned = end.astimezone(ZoneInfo(day["zone"]))
+    elsewhere = "" if here.utcoffset() == zoned.utcoffset() else f", here {here:%H:%M %Z}"
+    return f"{show_duration(day['left_s'])} left; the next begins {zoned:%H:%M %Z}{elsewhere}"
 
 
 def _row(row: dict[str, Any]) -> list[str]:

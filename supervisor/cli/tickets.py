@@ -20,6 +20,7 @@ from supervisor.store.records import Ticket, TicketState
 
 MOST = (1 << 31) - 1
 """Either database can hold it."""
+_COLUMNS = ["PROJECT", "LAST END", "RUNS", "SINCE", "GOAL"]
 _STATES = [str(state) for state in TicketState]
 
 
@@ -59,22 +60,28 @@ def add(keys: tuple[str, ...], goal: str, project: str, priority: int, as_json: 
 @click.option("--project", default=None, help="Only of this project.")
 @json_option
 def list_(state: str | None, project: str | None, as_json: bool) -> None:
-    """Tickets, in the order in which they would be claimed."""
+    """Tickets, in the order in which they would be claimed; those that have ended come last."""
     if project is not None:
         check_project(project)
     with open_access() as access:
         found = access.store.tickets.listed(state=state or "", project=project)
+    found.sort(key=lambda ticket: ticket.state is TicketState.ENDED)
     if as_json:
         output.print_json([_as_data(ticket) for ticket in found])
         return
     if not found:
-        output.say("no tickets · supervisorctl tickets add KEY --goal …")
+        such = f" {state}" if state else ""
+        of = f" of project {project}" if project else ""
+        more = "supervisorctl tickets list" if such or of else "supervisorctl tickets add KEY --goal …"
+        output.say(f"no{such} tickets{of} · {more}")
         return
-    rows = [["TICKET", "STATE", "PROJECT", "LAST END", "RUNS", "SINCE", "GOAL"]]
+    ranked = any(ticket.priority for ticket in found)
+    rows = [["TICKET", "STATE", *(["PRIORITY"] if ranked else []), *_COLUMNS]]
     rows += [
         [
             ticket.key,
             _state(ticket),
+            *([str(ticket.priority)] if ranked else []),
             output.visible(ticket.project, always=True) or output.NONE,
             ticket.stop_reason or output.NONE,
             str(ticket.attempts),
@@ -83,7 +90,7 @@ def list_(state: str | None, project: str | None, as_json: bool) -> None:
         ]
         for ticket in found
     ]
-    output.table(rows, right=frozenset({4}))
+    output.table(rows, right=frozenset({2, 5} if ranked else {4}))
 
 
 def _state(ticket: Ticket) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 from collections import Counter
 from typing import Any
@@ -19,6 +20,9 @@ from supervisor.errors import SupervisorError, UsageError
 from supervisor.limits.money import show_usd
 from supervisor.paths import locate, prepare
 from supervisor.profile.units import show_duration
+
+_FIELDS = ("{ticket}", "{goal}", "{project}")
+_FIELD = re.compile(r"\{[a-z_]+\}")
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -34,6 +38,13 @@ from supervisor.profile.units import show_duration
     "--worktree", default=".", help="The folder the agents work in.", type=click.Path(file_okay=False)
 )
 @click.option("--until-empty", is_flag=True, help="End when no ticket is left that can be claimed today.")
+@click.option(
+    "--stop-after-failures",
+    "patience",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Claim no more when N runs in a row did not end as done.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per run that ended, a line each.")
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="-- CMD…")
 def work(
@@ -42,6 +53,7 @@ def work(
     projects: tuple[str, ...],
     worktree: str,
     until_empty: bool,
+    patience: int | None,
     as_json: bool,
     argv: tuple[str, ...],
 ) -> None:
@@ -68,21 +80,28 @@ def work(
         "concurrency": concurrency,
         "until_empty": until_empty,
     }
-    asyncio.run(_work(given, as_json))
+    _warn_of_unknown_fields(argv)
+    asyncio.run(_work(given, patience, as_json))
 
 
-async def _work(given: dict[str, Any], as_json: bool) -> None:
+def _warn_of_unknown_fields(argv: tuple[str, ...]) -> None:
+    unknown = dict.fromkeys(field for part in argv for field in _FIELD.findall(part) if field not in _FIELDS)
+    for field in unknown:
+        click.echo(f"note: {field} in the command stays as it is; replaced are {' '.join(_FIELDS)}", err=True)
+
+
+async def _work(given: dict[str, Any], patience: int | None, as_json: bool) -> None:
     from supervisor.config import load_config
     from supervisor.control.server import ControlServer
     from supervisor.daemon import Supervisor
     from supervisor.observe.queries import result
     from supervisor.queue_worker import Assignment, QueueWorker, Watcher
     from supervisor.runs.life import LiveRun
-    from supervisor.runs.reasons import kill_request
+    from supervisor.runs.reasons import StopReason, kill_request
     from supervisor.store.tickets import Claimed, Nothing
 
     count: Counter[str] = Counter()
-    spent = [0]
+    spent, failures = [0], [0]
 
     def say(text: str) -> None:
         if not as_json:
@@ -94,6 +113,13 @@ async def _work(given: dict[str, Any], as_json: bool) -> None:
     def ended(live: LiveRun) -> None:
         count[str(live.run.reason)] += 1
         spent[0] += int(live.run.totals.get("spent_nanos", 0))
+        failures[0] = 0 if live.run.reason is StopReason.DONE else failures[0] + 1
+        show(live)
+        if failures[0] == patience:
+            click.echo(f"claiming no more: {patience} runs in a row were not done", err=True)
+            worker.end()
+
+    def show(live: LiveRun) -> None:
         if as_json:
             output.print_json(result(live.run))
             return

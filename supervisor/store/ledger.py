@@ -17,6 +17,7 @@ from supervisor.limits.charges import Booking, Charge, ChargeState, NewCall, Set
 from supervisor.limits.usage import TokenUsage, UsageSource
 from supervisor.runs.reasons import StopReason
 from supervisor.store.database import Database, Row
+from supervisor.store.values import understood
 
 BalanceKey = tuple[Scope, str, str]
 """Scope, whose, and the day ("" for a run and a ticket)."""
@@ -481,5 +482,6 @@ def _balances(rows: list[Row]) -> Balances:
 
 def _charge(row: Row) -> Charge:
     values = {name: row[name] for name in Charge.__struct_fields__ if name != "usage"}
-    usage = msgspec.json.decode(row["usage"], type=TokenUsage)
-    return msgspec.convert({**values, "usage": usage}, Charge)
+    with understood("charge", row["charge_id"]):
+        usage = msgspec.json.decode(row["usage"], type=TokenUsage)
+        return msgspec.convert({**values, "usage": usage}, Charge)

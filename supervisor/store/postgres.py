@@ -16,8 +16,9 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import dict_row
 
-from supervisor.errors import StateError
+from supervisor.errors import DamagedState, StateError
 from supervisor.store.database import Conflict, Contention, Row, SamePart, Spoilt, schema_files, statements
+from supervisor.store.shape import check_shape
 
 T = TypeVar("T")
 
@@ -53,6 +54,7 @@ class PostgresDatabase:
         try:
             if not read_only:
                 self._migrate()
+                check_shape(self.rows)
         except BaseException:
             self.close()
             raise
@@ -286,6 +288,11 @@ class PostgresDatabase:
             return StateError(
                 f"the database {self.location} cannot be reached: {text}",
                 hint="see store.url in the configuration, and whether the server is up",
+            )
+        if isinstance(error, (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn)):
+            return DamagedState(
+                f"in {self.location}: {text}",
+                hint="restore that database, or give another one in store.url",
             )
         return StateError(
             f"the database {self.location} refuses: {text}",

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from supervisor.errors import StateError
+from supervisor.errors import DamagedState, StateError
 from supervisor.store.database import Contention
 from supervisor.store.store import Store, open_store
 
@@ -197,9 +197,11 @@ class Recorder:
         """The database is away, or nobody knows whether it committed: what was to be tried once has been.
 
         At the end that is everything, or an absent server would be waited for as often as there are writes.
+        So it is when the database is damaged: it will not mend itself, and what ends must not wait for it.
         """
         self.problem = error.message
-        again = [write for write in writes if write.insist and not self._closing.is_set()]
+        hopeless = self._closing.is_set() or isinstance(error, DamagedState)
+        again = [write for write in writes if write.insist and not hopeless]
         for write in writes:
             if write not in again:
                 write.settle(None, error)
@@ -218,7 +220,8 @@ class Recorder:
                     return
             except StateError as error:
                 self.problem = error.message
-                if not write.insist or self._closing.wait(_RETRY_EVERY_S):
+                hopeless = not write.insist or isinstance(error, DamagedState)
+                if hopeless or self._closing.wait(_RETRY_EVERY_S):
                     write.settle(None, error)
                     return
             except BaseException as error:

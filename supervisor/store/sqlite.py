@@ -11,8 +11,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from supervisor.errors import StateError
+from supervisor.errors import DamagedState, StateError
 from supervisor.store.database import Conflict, Row, SamePart, Spoilt, schema_files, statements
+from supervisor.store.shape import check_shape
 
 _BUSY_TIMEOUT_S = 10.0
 _WAL_PAGES = 4000
@@ -51,6 +52,7 @@ class SqliteDatabase:
         self.rows("PRAGMA foreign_keys = ON")
         self.rows(f"PRAGMA wal_autocheckpoint = {_WAL_PAGES}")
         self._migrate()
+        check_shape(self.rows)
 
     def close(self) -> None:
         self._db.close()
@@ -141,7 +143,7 @@ class SqliteDatabase:
 def _state_error(path: str, error: Exception) -> StateError:
     text = str(error)
     if "malformed" in text or "not a database" in text or "no such table" in text or "no such column" in text:
-        return StateError(
+        return DamagedState(
             f"the database {path} is damaged: {text}",
             hint=f"move it away (mv {path} {path}.damaged); runs start with a new one, and the logs stay",
         )

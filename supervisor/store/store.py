@@ -16,7 +16,7 @@ from supervisor.store.database import Conflict, Database, Row
 from supervisor.store.ledger import Ledger
 from supervisor.store.records import Run, RunState, Ticket, Worker
 from supervisor.store.tickets import TicketIsRunning, Tickets
-from supervisor.store.values import is_true
+from supervisor.store.values import is_true, understood
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -114,15 +114,17 @@ class Store:
         sql = "SELECT * FROM events WHERE run_id = ? AND event_id > ? ORDER BY event_id LIMIT ?"
         found = []
         for row in self._db.rows(sql, (run_id, after, limit)):
-            detail = msgspec.json.decode(row["detail"])
             values = {"at": row["at"], "run_id": run_id, "ticket": row["ticket"], "kind": row["kind"]}
-            found.append((row["event_id"], msgspec.convert({**values, "detail": detail}, Event)))
+            with understood("event", row["event_id"]):
+                detail = msgspec.json.decode(row["detail"])
+                found.append((row["event_id"], msgspec.convert({**values, "detail": detail}, Event)))
         return found
 
     def event_details(self, kind: EventKind, since: str, limit: int = 100_000) -> list[dict[str, Any]]:
         """The details of all runs' events of one kind from an instant on, in no order."""
         sql = "SELECT detail FROM events WHERE kind = ? AND at >= ? LIMIT ?"
-        return [msgspec.json.decode(row["detail"]) for row in self._db.rows(sql, (kind, since, limit))]
+        with understood("an event", kind):
+            return [msgspec.json.decode(row["detail"]) for row in self._db.rows(sql, (kind, since, limit))]
 
     # ------------------------------------------------------------ tickets, flags, workers
 
@@ -209,7 +211,8 @@ def _first(kind: type[T], rows: list[Row]) -> T | None:
 
 def _from_row(kind: type[T], row: Row) -> T:
     values = dict(row)
-    for name in _JSON:
-        if values.get(name) is not None:
-            values[name] = msgspec.json.decode(values[name])
-    return msgspec.convert(values, kind)
+    with understood(kind.__name__.lower(), values[kind.__struct_fields__[0]]):
+        for name in _JSON:
+            if values.get(name) is not None:
+                values[name] = msgspec.json.decode(values[name])
+        return msgspec.convert(values, kind)

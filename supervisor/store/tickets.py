@@ -19,7 +19,7 @@ from supervisor.runs.reasons import StopReason
 from supervisor.store.database import Database, Row
 from supervisor.store.ledger import Ledger
 from supervisor.store.records import Run, Ticket, TicketState
-from supervisor.store.values import NOT_SET, is_true
+from supervisor.store.values import NOT_SET, is_true, understood
 
 _PAUSED = "paused"
 _UNCLEAR_ENDS = (StopReason.SUPERVISOR_LOST, StopReason.UNKILLABLE)
@@ -53,7 +53,7 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True)
 class Nothing:
-    """Why nothing was claimed: empty, paused or daily_cap. detail is for people."""
+    """Why nothing was claimed: empty, paused, daily_cap, clock, database, ended. detail is for people."""
 
     why: str
     detail: str = ""
@@ -329,4 +329,5 @@ class Tickets:
 
 
 def _ticket(row: Row) -> Ticket:
-    return msgspec.convert({**row, "stop_requested": is_true(row["stop_requested"])}, Ticket)
+    with understood("ticket", row["key"]):
+        return msgspec.convert({**row, "stop_requested": is_true(row["stop_requested"])}, Ticket)

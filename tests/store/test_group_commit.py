@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from kit import ask, booking, call, check_sums, used
 
-from supervisor.errors import StateError
+from supervisor.errors import DamagedState, StateError
 from supervisor.limits.budget import Caps, Grant, Refusal
 from supervisor.store.database import Spoilt
 from supervisor.store.recorder import Recorder
@@ -99,7 +99,7 @@ def test_one_that_fails_does_not_undo_the_others(recorder: Recorder) -> None:
 def test_a_database_error_of_one_is_its_own(recorder: Recorder) -> None:
     gate = Gate(recorder)
     before = recorder.write(lambda store: store.set_setting("before", "1"))
-    wrong = recorder.write(lambda store: store._db.rows("SELECT nothing FROM nowhere"))
+    wrong = recorder.write(lambda store: store._db.rows("SELECT x FROM nowhere"))
     after = recorder.write(lambda store: store.set_setting("after", "1"))
     gate.open()
     before.result()
@@ -168,6 +168,39 @@ def test_when_nothing_can_be_written_only_what_is_kept_is_tried_again(tmp_path: 
     store = open_store(path)
     assert store.settings() == {"n": "2"}
     store.close()
+
+
+@pytest.mark.parametrize("together", [1, 3])
+def test_a_damaged_database_is_not_waited_for(recorder: Recorder, together: int) -> None:
+    """It does not mend itself: what is kept would be tried for ever, and everything behind it would wait."""
+    gate = Gate(recorder)
+    kept = [
+        recorder.keep(lambda store: store._db.rows("SELECT x FROM nowhere")) for _ in range(together)
+    ]
+    after = recorder.keep(lambda store: store.set_setting("after", "1"))
+    gate.open()
+    for future in kept:
+        with pytest.raises(DamagedState, match="nowhere"):
+            future.result(10)
+    after.result(10)
+    assert recorder.write(lambda store: store.settings()).result() == {"after": "1"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "ALTER TABLE charges RENAME COLUMN tokens TO gone",
+        "DROP TABLE caps",
+        "ALTER TABLE runs RENAME COLUMN fence TO gone",
+    ],
+)
+def test_a_database_of_another_shape_is_refused_when_it_is_opened(location: str, change: str) -> None:
+    store = open_store(location)
+    store._db.rows(change)
+    store.close()
+    with pytest.raises(DamagedState) as caught:
+        open_store(location)
+    assert caught.value.hint and "password" not in caught.value.message
 
 
 def test_who_is_patient_waits_for_another_and_shares_its_transaction(

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from runs_kit import AT, ended, make_event, make_run
 
-from supervisor.errors import UsageError
+from supervisor.errors import StateError, UsageError
 from supervisor.events import EventKind
 from supervisor.store.database import Conflict
 from supervisor.store.records import RunState, Worker
@@ -161,3 +161,25 @@ def test_parts_within_parts_are_undone_each_by_itself(store: Store, first: str, 
         name for name, what in (("1", first), ("2", then), ("3", first), ("4", then)) if what == "a write"
     }
     assert set(store.settings()) == {outer + name for outer in "ac" for name in {"", *kept}}
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ('UPDATE runs SET totals = \'{"seconds": "x"}\'', "run R0001"),
+        ("UPDATE runs SET state = 'asleep'", "run R0001"),
+        ("UPDATE runs SET limits = '{'", "run R0001"),
+        ("UPDATE events SET detail = '['", "event "),
+        ("UPDATE events SET kind = 'guessed'", "event "),
+        ("UPDATE tickets SET state = 'Open'", "ticket T-1"),
+    ],
+)
+def test_a_row_that_cannot_be_understood_is_named(store: Store, change: str, named: str) -> None:
+    """By hand or by another version: no reader takes it for something else, or ends in a traceback."""
+    run = make_run()
+    store.create_run(run, make_event(run))
+    assert [store.run("R0001"), len(store.events("R0001")), store.ticket("T-1") is None] == [run, 1, False]
+    store._db.change(change, ())
+    with pytest.raises(StateError) as caught:
+        store.run("R0001"), store.events("R0001"), store.ticket("T-1")
+    assert f"the row of {named}" in caught.value.message and "SQL" in caught.value.hint

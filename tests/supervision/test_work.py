@@ -6,6 +6,7 @@ Never lets a ticket be worked twice without somebody having said so.
 from __future__ import annotations
 
 import signal
+import sqlite3
 import time
 
 from models import CALLER, configure, gateway_profile, with_model
@@ -327,3 +328,53 @@ def test_the_commands_of_the_queue_say_what_is_wrong(place: Stand) -> None:
     assert place.ctl("tickets", "list", "--state", "closed").code == 2
     assert "work" in place.ctl("tickets", "add", "A").out
     assert CTL.endswith("supervisorctl")
+
+
+def test_a_worker_ends_when_told_though_the_database_became_unusable(place: Stand) -> None:
+    """What cannot be written is not waited for: run and worker end, and the next command says why."""
+    place.ctl("tickets", "add", "A")
+    process = place.spawn("work", "--profile", "offline", "--", PYTHON, "-c", SLEEP, place.marker)
+    until(lambda: place.row("A") is not None)
+    place.wait_for_line("A", "UP")
+    with sqlite3.connect(place.paths.database) as database:
+        database.execute("ALTER TABLE charges RENAME COLUMN tokens TO gone")
+    database.close()
+    killed = place.ctl("kill", "A")
+    assert (killed.code, place.survivors()) == (0, [])
+    process.terminate()
+    assert process.wait(20) == 0
+    after = place.ctl("tickets", "list")
+    assert (after.code, "Traceback" in after.err) == (6, False)
+    assert "is damaged: no such column: tokens" in after.err and "hint: move it away" in after.err
+
+
+def test_a_worker_ends_when_told_while_another_program_holds_the_database(place: Stand) -> None:
+    place.ctl("tickets", "add", "A")
+    process = place.spawn("work", "--profile", "offline", "--", PYTHON, "-c", SLEEP, place.marker)
+    until(lambda: place.row("A") is not None)
+    place.wait_for_line("A", "UP")
+    holder = sqlite3.connect(place.paths.database, isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    process.terminate()
+    assert process.stderr is not None
+    assert "waiting for 1 run" in process.stderr.readline()
+    process.terminate()
+    until(lambda: place.survivors() == [])
+    process.wait(60)
+    holder.execute("ROLLBACK")
+    holder.close()
+    assert work(place).code == 0
+    assert place.ended("A").reason in (StopReason.KILLED, StopReason.SUPERVISOR_LOST)
+
+
+def test_a_worker_claims_no_more_after_so_many_failures_in_a_row(place: Stand) -> None:
+    for key in "ABCDEF":
+        place.ctl("tickets", "add", key)
+    argv = ("sh", "-c", "case {ticket} in B) exit 0;; esac; echo {branch}; exit 3")
+    done = work(place, "--stop-after-failures", "2", argv=argv)
+    assert "claiming no more: 2 runs in a row were not done" in done.err
+    assert "{branch} in the command stays as it is" in done.err
+    assert {key: ticket(place, key).state for key in "ABCDEF"} == {
+        **dict.fromkeys("ABCD", "ended"),
+        **dict.fromkeys("EF", "open"),
+    }
