@@ -28,6 +28,7 @@ from supervisor.leases import Leases
 from supervisor.limits.charges import Booking
 from supervisor.logs.redact.known import KnownSecrets
 from supervisor.logs.redact.redactor import Redactor
+from supervisor.ownership import make_folder
 from supervisor.paths import Paths, launcher_socket
 from supervisor.profile.schema import Profile
 from supervisor.runs.life import LiveRun, Surroundings
@@ -249,7 +250,7 @@ class Supervisor:
         run = self._new_run(order)
         folder = self.paths.run_folder(run.run_id)
         try:
-            os.makedirs(folder, 0o700)
+            make_folder(folder, 0o700)
         except OSError as error:
             raise StateError(f"{folder} cannot be made: {error.strerror}", hint="free space there") from error
         around = Surroundings(

@@ -10,6 +10,7 @@ import stat
 from dataclasses import dataclass
 
 from supervisor.errors import StateError
+from supervisor.ownership import is_trusted, make_folder
 
 _SYSTEM_RUN = "/run/sidecar-supervisor"
 
@@ -101,13 +102,13 @@ def prepare(paths: Paths) -> Paths:
 def _make(folder: str, mode: int, variable: str) -> None:
     hint = f"make it writable for this user, or set {variable} to a folder that is"
     try:
-        os.makedirs(folder, mode, exist_ok=True)
+        make_folder(folder, mode)
         found = os.stat(folder)
     except OSError as error:
         raise StateError(f"the folder {folder} cannot be made: {error.strerror}", hint=hint) from error
     if not stat.S_ISDIR(found.st_mode) or not os.access(folder, os.W_OK | os.X_OK):
         raise StateError(f"the folder {folder} is not writable", hint=hint)
-    if found.st_uid not in (0, os.geteuid()) or (found.st_mode & 0o002 and not found.st_mode & stat.S_ISVTX):
+    if not is_trusted(found.st_uid) or (found.st_mode & 0o002 and not found.st_mode & stat.S_ISVTX):
         raise StateError(
             f"the folder {folder} could be changed by other users", hint=f"chown and chmod {mode:o} it"
         )

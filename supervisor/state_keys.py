@@ -10,6 +10,7 @@ import secrets
 from pathlib import Path
 
 from supervisor.errors import StateError
+from supervisor.ownership import open_file
 from supervisor.paths import Paths
 
 KEY_BYTES = 32
@@ -20,7 +21,7 @@ def state_key(paths: Paths, name: str) -> bytes:
     path = f"{paths.state}/{name}.key"
     try:
         try:
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            fd = open_file(path, os.O_WRONLY, exclusive=True)
         except FileExistsError:
             key = Path(path).read_bytes()
         else:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from supervisor.errors import StateError
+from supervisor.ownership import open_file
 from supervisor.paths import Paths
 from supervisor.store.records import Worker
 
@@ -24,7 +25,7 @@ def lock_path(paths: Paths, worker_id: str) -> str:
 def hold(path: str) -> int:
     """Lock a file for the life of the descriptor that is returned. Raises BlockingIOError if held."""
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        fd = open_file(path, os.O_RDWR)
     except OSError as error:
         raise StateError(f"{path} cannot be made: {error.strerror}", hint="free space there") from error
     try:
@@ -67,7 +68,7 @@ def exclusive(paths: Paths, what: str) -> Iterator[None]:
     """One process at a time does this; the others wait."""
     path = f"{paths.state}/{what}.lock"
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        fd = open_file(path, os.O_RDWR)
     except OSError as error:
         raise StateError(f"{path} cannot be opened: {error.strerror}") from error
     try:

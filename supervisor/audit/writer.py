@@ -18,6 +18,7 @@ from supervisor.audit.records import Draft, GapWhy, RecordKind, SealWhy, decode,
 from supervisor.audit.state import TrailState, read_state, write_state
 from supervisor.clock import rfc3339
 from supervisor.errors import StateError
+from supervisor.ownership import make_folder, open_file
 
 SEGMENT_BYTES = 8 << 20
 SEAL_EVERY = 64
@@ -43,10 +44,9 @@ class TrailWriter:
         self._segment = -1
         self._segment_number = 0
         try:
-            made = not os.path.isdir(folder)
-            os.makedirs(folder, 0o700, exist_ok=True)
-            self._lock = self._open("lock", os.O_RDWR | os.O_CREAT)
-            self._key = self._open("key", os.O_RDWR | os.O_CREAT)
+            made = make_folder(folder, 0o700)
+            self._lock = self._open("lock", os.O_RDWR)
+            self._key = self._open("key", os.O_RDWR)
             if made:
                 _sync_folder(os.path.dirname(folder))
         except OSError as error:
@@ -54,8 +54,8 @@ class TrailWriter:
         with self._locked():
             self._begin()
 
-    def _open(self, name: str, flags: int) -> int:
-        return os.open(f"{self.folder}/{name}", flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    def _open(self, name: str, flags: int, *, exclusive: bool = False) -> int:
+        return open_file(f"{self.folder}/{name}", flags, exclusive=exclusive)
 
     def close(self) -> None:
         for fd in (self._lock, self._key, self._segment):
@@ -96,7 +96,7 @@ class TrailWriter:
                 hint="keep that folder as evidence: move it away, and a new trail begins",
             )
         key, origin = os.urandom(sealing.KEY_BYTES), os.urandom(8).hex()
-        fd = self._open(INITIAL_KEY, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        fd = self._open(INITIAL_KEY, os.O_WRONLY, exclusive=True)
         try:
             os.write(fd, f"{origin} {key.hex()}\n".encode())
             os.fsync(fd)
@@ -146,7 +146,7 @@ class TrailWriter:
         if self._segment >= 0:
             os.close(self._segment)
             self._segment = -1
-        self._segment = self._open(segment_name(number), os.O_RDWR | os.O_APPEND | os.O_CREAT)
+        self._segment = self._open(segment_name(number), os.O_RDWR | os.O_APPEND)
         self._segment_number = number
         _sync_folder(self.folder)
         return self._segment

@@ -20,6 +20,7 @@ import click
 
 from supervisor.cli import output
 from supervisor.errors import StateError, UsageError
+from supervisor.ownership import SERVICE_ACCOUNT
 
 GROUP = "sidecar-supervisor"
 UNITS = (
@@ -186,7 +187,7 @@ def install_on(host: Host) -> None:
 
 
 def uninstall_from(host: Host, purge: bool) -> None:
-    """Runs are ended by the daemon's end. Settings, state and the group stay unless purged."""
+    """Runs are ended by the daemon's end. Settings, state, user and group stay unless purged."""
     if host.is_real and not host.dry_run and os.geteuid() != 0:
         raise UsageError("only root can take the daemon off", hint="--dry-run shows what would be done")
     there = [unit for unit in UNITS if os.path.exists(host.path(f"/etc/systemd/system/{unit}"))]
@@ -206,8 +207,14 @@ def uninstall_from(host: Host, purge: bool) -> None:
         return
     for name in (os.path.dirname(_CONFIG), _STATE):
         host.remove(name)
-    if _has_group(host):
-        host.run("groupdel", *([] if host.is_real else ["--prefix", host.root]), GROUP)
+    accounts = (
+        ("passwd", SERVICE_ACCOUNT, "userdel"),  # which takes its group along where login.defs says so
+        ("group", SERVICE_ACCOUNT, "groupdel"),
+        ("group", GROUP, "groupdel"),
+    )
+    for kind, name, tool in accounts:
+        if _has(host, kind, name):
+            host.run(tool, *([] if host.is_real else ["--prefix", host.root]), name)
 
 
 def _file_for(host: Host, name: str) -> str:
@@ -222,12 +229,13 @@ def _restricts_namespaces(host: Host) -> bool:
         return False
 
 
-def _has_group(host: Host) -> bool:
+def _has(host: Host, kind: str, name: str) -> bool:
+    """kind: passwd or group."""
     try:
-        lines = Path(host.path("/etc/group")).read_text(encoding="utf-8").splitlines()
+        lines = Path(host.path(f"/etc/{kind}")).read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
         return False
-    return any(line.startswith(f"{GROUP}:") for line in lines)
+    return any(line.startswith(f"{name}:") for line in lines)
 
 
 def _show(host: Host, as_json: bool) -> None:
@@ -257,7 +265,7 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print the steps as
 @_DRY
 @_JSON
 def install(root: str, dry_run: bool, as_json: bool) -> None:
-    """Set the daemon up on this host: units, group, folders, settings; then start it.
+    """Set the daemon up on this host: units, user, group, folders, settings; then start it.
 
     Doing it again changes what differs and nothing else. Settings that exist are kept.
     """
@@ -271,7 +279,9 @@ def install(root: str, dry_run: bool, as_json: bool) -> None:
 @click.command()
 @_ROOT
 @_DRY
-@click.option("--purge", is_flag=True, help="Remove settings, state with every record, and the group too.")
+@click.option(
+    "--purge", is_flag=True, help="Remove settings, state with every record, its user and group too."
+)
 @_JSON
 def uninstall(root: str, dry_run: bool, purge: bool, as_json: bool) -> None:
     """Take the daemon off this host. Its runs are ended first; settings and records stay."""

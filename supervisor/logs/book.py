@@ -19,6 +19,7 @@ from supervisor.clock import rfc3339
 from supervisor.logs.redact.seam import LineRedactor
 from supervisor.logs.sealer import LogSealer, Seal
 from supervisor.logs.tail.lines import MarkedLine
+from supervisor.ownership import open_file
 
 _MARKER = re.compile(rb"\[redacted:([\w.-]{1,64})")
 _MAX_RULES = 200
@@ -87,8 +88,7 @@ class LogBook:
     _sealer: LogSealer | None = None
 
     def open(self) -> LogBook:
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        self._fd = os.open(self.path, flags, 0o600)
+        self._fd = open_file(self.path, os.O_WRONLY | os.O_APPEND)
         self._sealer = LogSealer(os.fstat(self._fd).st_size, self.seal)
         return self
 

@@ -87,10 +87,14 @@ def _group(run: Run) -> RunGroup:
 
 
 def kill_leftover(run: Run) -> int:
-    """KILL through every handle there is; how many processes the groups held."""
+    """KILL through every handle there is; how many processes the groups held.
+
+    The daemon has no right to groups that root's embedded supervisors made: there the box's init takes
+    everything with it, as the pid namespace ends with it (pid_namespaces(7)).
+    """
     group = _group(run)
     members = len(group.members())
-    group.kill()
+    group.try_kill()
     pidfd = _open_init(run)
     if pidfd >= 0:
         try:

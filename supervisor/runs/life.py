@@ -399,8 +399,7 @@ class LiveRun:
             return await box.kill()
         except LauncherGone:
             self._launcher_gone = True
-            box.group.kill()
-            return 0
+            return _kill_alone(box)
 
     async def _until_dead(self, box: Box) -> None:
         """Observed, not assumed. What does not die keeps its row, its slot and an alarm."""
@@ -420,7 +419,7 @@ class LiveRun:
         except LauncherGone:
             self._launcher_gone = True
             while box.group.populated():
-                box.group.kill()
+                _kill_alone(box)
                 await asyncio.sleep(0.01)
             counters = box.group.counters()
             return Finished(counters, box.group.remove())
@@ -511,6 +510,13 @@ class LiveRun:
         )
         await self.row.settled(written, _CLOSE_PATIENCE_S)
         self.around.on_step(Step.CLOSED)
+
+
+def _kill_alone(box: Box) -> int:
+    """Without the launcher, whose end kills every init: by descriptor, and by path where it is ours."""
+    struck = box.strike()
+    box.group.try_kill()
+    return struck
 
 
 async def _wait(event: asyncio.Event) -> None:

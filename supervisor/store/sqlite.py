@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from supervisor.errors import DamagedState, StateError
+from supervisor.ownership import open_file
 from supervisor.store.database import Conflict, Row, SamePart, Spoilt, schema_files, statements
 from supervisor.store.shape import check_shape
 
@@ -176,7 +177,7 @@ def _create_private(path: str) -> None:
     connections of this process hold on it (sqlite.org/howtocorrupt.html, section 2.2).
     """
     try:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        os.close(open_file(path, os.O_RDWR, exclusive=True))
     except FileExistsError:
         return
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 import platform
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import msgspec
 
 from supervisor.errors import StateError, UsageError
+from supervisor.ownership import make_folder, open_file
 from supervisor.paths import Paths
 from supervisor.state_keys import state_key
 
@@ -41,9 +43,10 @@ def keep(paths: Paths, report: dict[str, Any]) -> None:
     """The latest of this very profile."""
     place = _place(paths, report["verification"]["digest"])
     try:
-        place.parent.mkdir(mode=0o700, exist_ok=True)
+        make_folder(str(place.parent), 0o700)
         partial = place.with_suffix(".partial")
-        partial.write_bytes(msgspec.json.encode(report))
+        with os.fdopen(open_file(str(partial), os.O_WRONLY | os.O_TRUNC), "wb") as file:
+            file.write(msgspec.json.encode(report))
         partial.replace(place)
     except OSError as error:
         raise StateError(f"the report cannot be kept in {place.parent}: {error.strerror}") from error

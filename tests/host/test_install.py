@@ -20,6 +20,7 @@ from supervisor.cli import install as installing
 from supervisor.config import load_config
 from supervisor.control.server import _KILL_PATIENCE_S
 from supervisor.errors import StateError, UsageError
+from supervisor.ownership import SERVICE_ACCOUNT
 
 ROOT = Path(__file__).resolve().parents[2]
 SYSTEMD = ROOT / "systemd"
@@ -83,8 +84,11 @@ def test_it_puts_everything_in_place(system: Path) -> None:
         "multi-user.target.wants/sidecar-supervisor.service",
     }
     assert "sidecar-supervisor:x:" in (system / "etc/group").read_text()
-    assert (system / "var/lib/sidecar-supervisor").stat().st_mode & 0o777 == 0o700
-    assert (system / "run/sidecar-supervisor").stat().st_mode & 0o777 == 0o755
+    user = (system / "etc/passwd").read_text().partition(f"{SERVICE_ACCOUNT}:")[2].split(":")
+    assert user[-1].strip().endswith("nologin")
+    for name, mode in (("var/lib", 0o700), ("run", 0o755)):
+        found = (system / name / "sidecar-supervisor").stat()
+        assert (found.st_mode & 0o777, found.st_uid) == (mode, int(user[1]))
     assert not (system / "etc/apparmor.d").exists(), "this host restricts nothing"
     assert done["dry_run"] is False and "replaced" not in _actions(done)
 
@@ -238,10 +242,11 @@ def _directives(name: str) -> dict[str, list[str]]:
     return found
 
 
-def test_the_daemon_has_two_capabilities_and_no_way_to_more() -> None:
+def test_the_daemon_is_a_user_of_its_own_with_two_capabilities_and_no_way_to_more() -> None:
     has = _directives(SERVICE)
     assert has["CapabilityBoundingSet"] == ["CAP_DAC_READ_SEARCH CAP_KILL"]
-    assert "AmbientCapabilities" not in has and has["NoNewPrivileges"] == ["yes"]
+    assert has["AmbientCapabilities"] == has["CapabilityBoundingSet"] and has["NoNewPrivileges"] == ["yes"]
+    assert has["User"] == has["Group"] == [SERVICE_ACCOUNT]
     assert has["RestrictNamespaces"] == ["yes"]
 
 
@@ -258,9 +263,9 @@ def test_the_capabilities_of_the_launcher_are_those_that_the_security_document_e
     assert given == explained - {"CAP_DAC_READ_SEARCH"}
 
 
-def test_nobody_but_root_reaches_the_launcher() -> None:
+def test_nobody_but_the_daemon_and_root_reaches_the_launcher() -> None:
     socket = _directives("sidecar-launcher.socket")
-    assert (socket["SocketUser"], socket["SocketMode"]) == (["root"], ["0600"])
+    assert (socket["SocketUser"], socket["SocketMode"]) == ([SERVICE_ACCOUNT], ["0600"])
     control = _directives("sidecar-supervisor.socket")
     assert (control["SocketGroup"], control["SocketMode"]) == ([installing.GROUP], ["0660"])
 

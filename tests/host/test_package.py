@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.cli.install import ENABLED, GROUP, UNITS
+from supervisor.ownership import SERVICE_ACCOUNT
 
 PACKAGING = Path(__file__).resolve().parents[2] / "packaging"
 SCRIPTS = ("build-deb", "debian/postinst", "debian/prerm", "debian/postrm")
@@ -36,8 +37,10 @@ def test_the_package_enables_what_the_command_enables() -> None:
     assert sorted(stopped.split()) == sorted(UNITS)
 
 
-def test_the_group_is_the_same_everywhere() -> None:
+def test_the_group_and_the_user_are_the_same_everywhere() -> None:
     systemd = PACKAGING.parent / "systemd"
     assert f"\ng {GROUP} -" in (systemd / "sysusers.conf").read_text()
     assert f"SocketGroup={GROUP}\n" in (systemd / "sidecar-supervisor.socket").read_text()
     assert f"groupdel {GROUP};" in (PACKAGING / "debian/postrm").read_text()
+    assert f"\nu {SERVICE_ACCOUNT} -" in (systemd / "sysusers.conf").read_text()
+    assert f"userdel {SERVICE_ACCOUNT};" in (PACKAGING / "debian/postrm").read_text()

@@ -174,9 +174,7 @@ def test_when_nothing_can_be_written_only_what_is_kept_is_tried_again(tmp_path: 
 def test_a_damaged_database_is_not_waited_for(recorder: Recorder, together: int) -> None:
     """It does not mend itself: what is kept would be tried for ever, and everything behind it would wait."""
     gate = Gate(recorder)
-    kept = [
-        recorder.keep(lambda store: store._db.rows("SELECT x FROM nowhere")) for _ in range(together)
-    ]
+    kept = [recorder.keep(lambda store: store._db.rows("SELECT x FROM nowhere")) for _ in range(together)]
     after = recorder.keep(lambda store: store.set_setting("after", "1"))
     gate.open()
     for future in kept:

@@ -10,6 +10,7 @@ import os
 import msgspec
 
 from supervisor.logs.tail.place import Place
+from supervisor.ownership import open_file
 
 
 class Kept(msgspec.Struct, frozen=True):
@@ -43,4 +44,4 @@ def save(path: str, kept: Kept) -> None:
 
 
 def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    return open_file(path, flags & ~os.O_CREAT)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pwd
 import re
 import shutil
 import signal
@@ -24,6 +25,7 @@ COMMIT = Path(__file__).resolve().parents[3]
 SERVICE, LAUNCHER = "sidecar-supervisor.service", "sidecar-launcher.service"
 SOCKETS = ("sidecar-launcher.socket", "sidecar-supervisor.socket")
 GROUP = "sidecar-supervisor"
+ACCOUNT = "sidecar-daemon"
 CONFIG = Path("/etc/sidecar-supervisor/config.toml")
 STATE, RUN = Path("/var/lib/sidecar-supervisor"), Path("/run/sidecar-supervisor")
 DROP_INS = Path(f"/run/systemd/system/{SERVICE}.d")
@@ -193,8 +195,10 @@ def installed(_: str) -> str:
         check("said" in where.call("logs", "T-1"), "the log lacks what the agent said")
         attested = json.dumps(where.ask("status", "T-1")["attestation"])
         check('"read_back": true' in attested, f"the filter was not read back: {attested[:3000]}")
-        capabilities = Path(f"/proc/{_pid(SERVICE)}/status").read_text()
-        effective = int(re.findall(r"CapEff:\s+(\w+)", capabilities)[0], 16)
+        about = Path(f"/proc/{_pid(SERVICE)}/status").read_text()
+        account = str(pwd.getpwnam(ACCOUNT).pw_uid)
+        check(re.findall(r"Uid:\s+(.*)", about)[0].split() == [account] * 4, f"the daemon's uid: {about}")
+        effective = int(re.findall(r"CapEff:\s+(\w+)", about)[0], 16)
         check(effective == (1 << 2) | (1 << 5), f"capabilities of the daemon {effective:x}")
         exposure = {name: _exposure(name) for name in (SERVICE, LAUNCHER)}
         check(exposure[SERVICE] <= EXPOSURE_MOST, exposure)
@@ -422,6 +426,7 @@ def uninstalled(_: str) -> str:
         where.call("uninstall", "--purge")
         check(not STATE.exists() and not CONFIG.parent.exists(), "settings or records are left")
         check(f"{GROUP}:" not in Path("/etc/group").read_text(), "the group is left")
+        check(f"{ACCOUNT}:" not in Path("/etc/passwd").read_text(), "the daemon's user is left")
         _installed(where)
         _runs_again(where, "T-2")
     return f"{TREE_SIZE} dead, nothing left, and it can be installed again"
@@ -459,6 +464,7 @@ def packaged(_: str) -> str:
         _dpkg("-P", GROUP)
         check(not STATE.exists() and not CONFIG.parent.exists(), "settings or records are left")
         check(f"{GROUP}:" not in Path("/etc/group").read_text(), "the group is left")
+        check(f"{ACCOUNT}:" not in Path("/etc/passwd").read_text(), "the daemon's user is left")
     return f"{version.strip()} to {shown}, {TREE_SIZE} dead, records kept, nothing left"
 
 
