@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
+import msgspec
 from scripted_upstream import Asked, Reply, ScriptedUpstream, good, running
 
 from supervisor.booking import BookingClock
@@ -61,6 +62,8 @@ PRICES = {
         rates=Rates(input=0, output=0, cache_read=0, cache_write_5m=0, cache_write_1h=0),
     ),
 }
+for _known in ("gpt-4o", "gpt-5", "o4-mini"):
+    PRICES[_known] = msgspec.structs.replace(PRICES["model-a"], model=_known)
 
 
 class FixedPrices:

@@ -428,6 +428,8 @@ async def test_what_proxies_read_and_nobody_priced_is_refused(
         ("anthropic-messages", {"thinking": {"type": "adaptive"}}, {}),
         ("openai-chat", {"reasoning_effort": "high"}, {}),
         ("openai-chat", {"reasoning": {"max_tokens": 5}}, {}),
+        ("openai-chat", {"model": "gpt-5"}, {}),
+        ("openai-chat", {"model": "o4-mini"}, {}),
         ("openai-responses", {"reasoning": {"effort": "low"}}, {}),
         ("openai-responses", {"reasoning": {"summary": "auto"}}, {}),
         ("openai-responses", {}, {"reasoning": {"effort": "medium", "summary": None}}),
@@ -448,6 +450,8 @@ async def test_a_cut_answer_that_may_have_thought_unseen_costs_all_its_output(
     [
         ("anthropic-messages", {"thinking": {"type": "disabled"}}, {}),
         ("openai-chat", {"reasoning_effort": "none"}, {}),
+        ("openai-chat", {"model": "gpt-5", "reasoning_effort": "none"}, {}),
+        ("openai-chat", {"model": "gpt-4o"}, {}),
         ("openai-responses", {"reasoning": {"effort": "none"}}, {"reasoning": {"effort": None}}),
     ],
     ids=str,
@@ -468,7 +472,10 @@ async def _cut_after_a_word(tmp_path: Path, api: str, asked: dict[str, Any], sai
         sent.append(event)
         if b"Hello" in event:
             break
-    async with stand(tmp_path, lambda _: stream([*sent, Act.CLOSE]), output_tokens_per_call=10_000) as s:
+    models = ("model-*", "gpt-*", "o*")
+    async with stand(
+        tmp_path, lambda _: stream([*sent, Act.CLOSE]), output_tokens_per_call=10_000, models=models
+    ) as s:
         answered = await s.ask(api, stream=True, **{bound: 2000}, **asked)
         assert not answered.whole and b"Hello" in answered.body
         (done,) = await s.booked(1)

@@ -5,6 +5,7 @@ Never charges a cached token twice: cached ones are inside the prompt's count.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from supervisor.gateway.calls import ModelCall, Reported
@@ -24,6 +25,14 @@ from supervisor.limits.usage import TokenUsage
 
 DEARER_TIERS = frozenset({"priority", "fast", "scale"})
 """Billed at other rates than the table's (openai 3.57.0, types/chat/chat_completion.py)."""
+
+_THINKS_UNASKED = re.compile(
+    r"(?:^|[/:.])(?:o\d|gpt-[5-9]|gpt-oss|grok-(?:3-mini|[4-9]|code)|gemini-(?:2\.5|[3-9])|deepseek-(?:r|v4))"
+    r"|reason|think|magistral|qwq",
+    re.IGNORECASE,
+)
+"""Families whose default is to think (their makers' model pages, 2026). One too many costs the bound of an
+answer that was cut; one too few gives its thinking away."""
 
 _OF_A_USAGE_CHUNK = frozenset(
     {
@@ -95,7 +104,7 @@ class OpenAIChatUsage:
             model=self._model,
             input_known=usage is not None,
             output_bytes=self._output_bytes,
-            unseen=thinks(self._call, "reasoning_effort") or thinks(self._call, "reasoning"),
+            unseen=may_think(self._call),
         )
 
     def _take(self, data: bytes, chunk: dict[str, Any]) -> None:
@@ -110,6 +119,13 @@ class OpenAIChatUsage:
                     self._usage = usage
         except Unusable:
             self._spoiled = True
+
+
+def may_think(call: ModelCall) -> bool:
+    """Asked to, or a model that does so unasked and was not told "none"."""
+    if thinks(call, "reasoning_effort") or thinks(call, "reasoning"):
+        return True
+    return call.document.get("reasoning_effort") is None and bool(_THINKS_UNASKED.search(call.model))
 
 
 def thinks(call: ModelCall, name: str) -> bool:
