@@ -21,7 +21,7 @@ from supervisor.config import load_config
 from supervisor.errors import UsageError
 from supervisor.paths import locate
 from supervisor.profile.compare import Change, Direction, compare, is_wider
-from supervisor.profile.lint.model import REGISTRY, Finding, Outcome
+from supervisor.profile.lint.model import REGISTRY, Finding, Outcome, Severity
 from supervisor.profile.lint.run import host_facts
 from supervisor.profile.lint.run import lint as lint_one
 from supervisor.profile.load import Loaded, load, load_text, shipped
@@ -135,11 +135,18 @@ def _finding_data(finding: Finding) -> dict[str, Any]:
     }
 
 
+_WORST = list(Severity)
+
+
 def _print_outcome(outcome: Outcome) -> None:
     output.say(output.accent(outcome.loaded.profile.name))
-    places = [_place(finding) for finding in outcome.findings]
+    # The worst first: what a reviewer has to decide is not to be looked for below notes.
+    findings = sorted(
+        outcome.findings, key=lambda found: (bool(found.waived), _WORST.index(found.rule.severity))
+    )
+    places = [_place(finding) for finding in findings]
     room = max((len(place) for place in places), default=0)
-    for finding, place in zip(outcome.findings, places, strict=True):
+    for finding, place in zip(findings, places, strict=True):
         level = "waived" if finding.waived else finding.rule.severity.level
         text = f"{place:<{room}}  {level:<7}  {finding.rule.rule_id}  {finding.message}"
         output.say(output.bad(text) if level == "error" else text)
@@ -161,7 +168,7 @@ def _count(outcome: Outcome) -> str:
     found = f"{total} finding{'s' if total != 1 else ''}" + (f" ({', '.join(parts)})" if parts else "")
     waived = len(outcome.findings) - total
     tail = f" · {waived} waived" if waived else ""
-    looked = f" · {len(outcome.not_looked)} look at a host or a worktree" if outcome.not_looked else ""
+    looked = f" · {len(outcome.not_looked)} more with --host --worktree" if outcome.not_looked else ""
     return f"{found}{tail} · {len(outcome.passed)} rules passed{looked}"
 
 
