@@ -22,6 +22,7 @@ from supervisor.audit.verify import verify
 from supervisor.audit.writer import TrailWriter
 from supervisor.logs.book import LogBook
 from supervisor.logs.redact.known import KnownSecrets
+from supervisor.logs.redact.redactor import Redactor
 from supervisor.logs.tail.files import FileTail
 from supervisor.logs.tail.lines import LineSplitter
 
@@ -83,7 +84,8 @@ def _speed(way: Callable[[Path, Path], int], source: Path, target: Path) -> floa
 
 def _through_the_book(source: Path, target: Path, secrets: dict[str, str], *, seal: bool = True) -> int:
     pieces: list[dict[str, Any]] = []
-    book = LogBook(str(target), KnownSecrets(secrets), 1 << 40, 1 << 20, pieces.append).open()
+    redactor = Redactor(KnownSecrets(secrets))
+    book = LogBook(str(target), redactor, 1 << 40, 1 << 20, pieces.append).open()
     if not seal:
         book._sealer = None
     splitter, size, now = LineSplitter(1 << 20), 0, datetime.now(UTC)

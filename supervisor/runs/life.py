@@ -47,6 +47,7 @@ _RECORD_PATIENCE_S = 10.0
 _INTENT_PATIENCE_S = 0.05
 _OTHERS_PATIENCE_S = 2.0  # nobody waits for an end that nobody asked of us, and its reason may be in the row
 _CLOSE_PATIENCE_S = 2.0
+_DYING_S = 0.05
 
 
 _ABOUT_PROGRAMS = (
@@ -300,7 +301,7 @@ class LiveRun:
         self.request_stop(kill_request("supervisor", who="failure", note=repr(error)))
         processes = await self._force(box)
         await self._until_dead(box)
-        elapsed_ms = round((self.around.clock.boottime_s() - self._requested_at_s) * 1000, 3)
+        elapsed_ms = self._since_ms(self._requested_at_s)
         return (
             await self._until_removed(box),
             KillRecord(elapsed_ms=elapsed_ms, survivors=0, stage="kill", processes=processes),
@@ -338,13 +339,16 @@ class LiveRun:
     async def _end(self, box: Box, exited: asyncio.Task[int | None]) -> tuple[Finished, KillRecord]:
         """Ask if there is a grace, then force, then look until it is empty.
 
-        A TERM waits for the intent to be stored. A kill goes out while it is being stored, and is not
-        reported before both are done. The end is queued behind the intent, so no row ends without it.
+        A TERM waits for the intent to be stored. A kill goes out before that, and is not reported before
+        both are done. The end is queued behind the intent, so no row ends without it. For a moment after
+        a kill nothing else is done: the kernel needs every core for the dying.
         """
         self.spending.refuse()
         began_s = self._requested_at_s if self.request else self.around.clock.boottime_s()
         at_once = self.request is not None and not self.request.grace_s and not exited.done()
-        struck = box.strike() if at_once else 0
+        processes = box.strike() if at_once else 0
+        empty = processes > 0 and await self._see_it_die(box)
+        elapsed_ms = self._since_ms(began_s)
         # Before anything is written over it: this process may have been hung while it was left.
         self._forced = await self._request_of_others()
         stage = "kill" if self._forced or at_once else "exit"
@@ -355,16 +359,27 @@ class LiveRun:
                 await intent
                 if not exited.done():
                     stage = await self._ask(box, exited, self.request)
-        # After a natural exit too: what the agent left behind goes with it.
-        processes = max(struck, await self._force(box))
-        self.around.on_step(Step.KILL_SENT)
-        await self._until_dead(box)
-        elapsed_ms = round((self.around.clock.boottime_s() - began_s) * 1000, 3)
-        self.around.on_step(Step.EMPTY)
+        if not empty:
+            # After a natural exit too: what the agent left behind goes with it.
+            processes = max(processes, await self._force(box))
+            self.around.on_step(Step.KILL_SENT)
+            await self._until_dead(box)
+            elapsed_ms = self._since_ms(began_s)
+            self.around.on_step(Step.EMPTY)
         if intent is not None:
             await intent
         kill = KillRecord(elapsed_ms=elapsed_ms, survivors=0, stage=stage, processes=processes)
         return await self._until_removed(box), kill
+
+    async def _see_it_die(self, box: Box) -> bool:
+        self.around.on_step(Step.KILL_SENT)
+        if not await box.wait_dead(_DYING_S):
+            return False
+        self.around.on_step(Step.EMPTY)
+        return True
+
+    def _since_ms(self, began_s: float) -> float:
+        return round((self.around.clock.boottime_s() - began_s) * 1000, 3)
 
     def _write_request(self, request: StopRequest) -> asyncio.Task[None]:
         """Queue the intent; the task ends when it is stored, or when the database has had its time."""
