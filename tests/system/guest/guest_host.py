@@ -385,13 +385,15 @@ def daily_cap(_: str) -> str:
     KEY.chmod(0o600)
     with unit(MONEY, f"LoadCredential=model:{KEY}") as where:
         command = ["/usr/bin/python3", str(upstream), "--socket", MODEL]
-        subprocess.run(["systemd-run", "--quiet", "--collect", f"--unit={UPSTREAM}", *command], check=True)
+        # The daemon is nobody special: a model's socket has to let its user in.
+        options = ["--quiet", "--collect", "--property=UMask=0000", f"--unit={UPSTREAM}"]
+        subprocess.run(["systemd-run", *options, *command], check=True)
         try:
             wait_until("the model", lambda: Path(MODEL).exists())
             profile = where.folder / "metered.toml"
             profile.write_text(GATEWAY)
-            options = ("run", "--json", "--ticket", "T-1", "--profile", str(profile), "--")
-            process = where.start(*options, "python3", "-c", UNTIL_REFUSED, cwd=where.worktree("T-1"))
+            words = ("run", "--json", "--ticket", "T-1", "--profile", str(profile), "--")
+            process = where.start(*words, "python3", "-c", UNTIL_REFUSED, cwd=where.worktree("T-1"))
             out, said = process.communicate(timeout=120)
             check(out, f"{process.returncode} {said[-900:]}")
             found = json.loads(out)
