@@ -42,6 +42,7 @@ killasgroup=true
 """
 _EVERY_PROGRAM = (
     "autostart=false\nautorestart=false\nstartsecs=0\nstdout_logfile={folder}/%(program_name)s.out\n"
+    "stderr_logfile={folder}/%(program_name)s.err\n"
 )
 
 
