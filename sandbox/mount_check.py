@@ -49,18 +49,15 @@ def disagreements(mounts: Iterable[Mapping[str, Any]], steps: Iterable[spec.Moun
     """
     there = {str(mount["target"]): frozenset(mount["flags"]) for mount in mounts}
     wrong: list[str] = []
-    expected: set[str] = set()
-    for step in steps:
-        flags = planned(step)
-        if flags is None:
-            continue
-        expected.add(step.target)
-        found = there.get(step.target)
+    # A direct worktree whose root is frozen has a protecting mount on top of its own: the last one counts.
+    expected = {step.target: (step, flags) for step in steps if (flags := planned(step)) is not None}
+    for target, (step, flags) in expected.items():
+        found = there.get(target)
         if found is None:
-            wrong.append(f"{_control(step)}: nothing is mounted at {step.target}")
+            wrong.append(f"{_control(step)}: nothing is mounted at {target}")
         elif not flags <= found:
             lacking = " ".join(sorted(flags - found))
-            wrong.append(f"{_control(step)}: {step.target} is not {lacking}")
+            wrong.append(f"{_control(step)}: {target} is not {lacking}")
     for target, found in there.items():
         device = target.startswith("/dev/")
         if "rw" in found and target not in expected and not device:

@@ -53,6 +53,14 @@ def test_a_writable_mount_that_nobody_planned_is_named() -> None:
     assert disagreements(mounts, STEPS) == []
 
 
+def test_of_two_steps_at_one_place_the_last_one_counts() -> None:
+    """A direct worktree that is frozen: its own mount is under the one that protects it."""
+    steps = (*STEPS, Protect(target="/w", placeholder=None))
+    mounts = [*as_planned(), {"target": "/w", "flags": ["ro", "nosuid", "nodev"]}]
+    assert disagreements(mounts, steps) == []
+    assert disagreements(as_planned(), steps) == ["protected_paths: /w is not ro"]
+
+
 def test_what_lies_over_a_mount_is_what_is_seen() -> None:
     mounts = [*as_planned(), {"target": "/w/.git/hooks", "flags": ["rw", "nosuid", "nodev"]}]
     assert disagreements(mounts, STEPS) == ["protected_paths: /w/.git/hooks is not ro"]
