@@ -17,7 +17,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import msgspec
 
 from sandbox.client import LauncherClient
 from supervisor.profile.load import load
@@ -94,8 +96,16 @@ def profile() -> Profile:
 class Plans:
     """Boxes planned before they are started: each has a name and an overlay of its own."""
 
-    def __init__(self, client: LauncherClient, worktree: Path, folder: Path) -> None:
+    def __init__(
+        self,
+        client: LauncherClient,
+        worktree: Path,
+        folder: Path,
+        mode: Literal["overlay", "direct"] = "overlay",
+    ) -> None:
         self.folder = folder
+        files = msgspec.structs.replace(profile().files, worktree=mode)
+        self._profile = msgspec.structs.replace(profile(), files=files)
         self.environment = boxing.environment(profile(), {}, {})
         self.planned_ms: list[float] = []
         self._client = client
@@ -107,7 +117,7 @@ class Plans:
         overlay.mkdir()
         begun = time.perf_counter()
         made = boxing.plan(
-            profile(),
+            self._profile,
             inspect(str(self._worktree)),
             self._client.capabilities,
             run_id=run_id,

@@ -9,6 +9,7 @@ import asyncio
 import os
 import subprocess
 from pathlib import Path
+from typing import Literal
 
 from bench import place, report, tree51
 from bench.report import Row
@@ -43,16 +44,16 @@ def work():
         names = [os.path.join(f, n) for f, _, ns in os.walk("files") for n in ns]
         for name in names:
             os.stat(name)
-    os.mkdir("copies")
+    os.mkdir("files/copies")
     for number, name in enumerate(names):
         with open(name, "rb") as file:
             text = file.read()
         if number % 5 == 0:
-            with open(f"copies/{number}", "wb") as file:
+            with open(f"files/copies/{number}", "wb") as file:
                 file.write(text)
-    for name in os.listdir("copies"):
-        os.unlink(f"copies/{name}")
-    os.rmdir("copies")
+    for name in os.listdir("files/copies"):
+        os.unlink(f"files/copies/{name}")
+    os.rmdir("files/copies")
 """
 
 _TOOLS = """
@@ -61,15 +62,17 @@ def work():
     for _ in range(5):
         subprocess.run(["git", "status", "--porcelain"], check=True, stdout=subprocess.DEVNULL)
         subprocess.run(["grep", "-rc", "measured", "files"], check=True, stdout=subprocess.DEVNULL)
-    subprocess.run("mkdir out && tar cf - files/? | tar xf - -C out", shell=True, check=True)
-    shutil.rmtree("out")
+    subprocess.run("mkdir files/out && tar cf - files/? | tar xf - -C files/out", shell=True, check=True)
+    shutil.rmtree("files/out")
 """
 
-_PROGRAMS = (
+_PROGRAMS: tuple[tuple[str, str, str, float], ...] = (
     ("cpu", "hashing and JSON in Python, s", _CPU, 1.03),
     ("files", f"stat, read and copy of {_FILES} files, s", _OWN, 1.10),
     ("tools", "git status and grep -r 5 times, tar of 1000 files, s", _TOOLS, 1.10),
 )
+_MODES: tuple[Literal["overlay", "direct"], ...] = ("overlay", "direct")
+"""An overlay is what profiles have by default; direct shows what the box costs without overlayfs."""
 
 
 def measure(quick: bool) -> list[Row]:
@@ -85,22 +88,37 @@ async def _measure(folder: Path, repetitions: int) -> list[Row]:
     twin = place.make_worktree(folder / "twin", files)
     rows: list[Row] = []
     async with LauncherClient(place.key()) as client:
-        plans = place.Plans(client, tree, folder)
+        plans = {mode: place.Plans(client, tree, folder, mode) for mode in _MODES}
         for name, title, code, at_most in _PROGRAMS:
             argv = [tree51.PYTHON, "-ISc", code + _TIMED]
-            inside: list[float] = []
-            outside: list[float] = []
-            for number in range(1 + repetitions):
-                report.progress(f"work: {name} {number} of {repetitions}")
-                if number % 2:
-                    pair = (await _inside(client, plans, argv), await _outside(twin, plans, argv))
-                else:
-                    pair = (await _outside(twin, plans, argv), await _inside(client, plans, argv))[::-1]
-                if number:
-                    inside.append(pair[0])
-                    outside.append(pair[1])
-            rows.append(report.paired(title, inside, outside, at_most, "in a box, and outside"))
+            for mode in _MODES if name != "cpu" else _MODES[:1]:
+                rows.append(
+                    report.paired(
+                        title if mode == "overlay" else f"… in a direct worktree: {name}, s",
+                        *await _pairs(client, plans[mode], twin, argv, repetitions, f"{name} {mode}"),
+                        at_most,
+                        "in a box, and outside",
+                    )
+                )
     return rows
+
+
+async def _pairs(
+    client: LauncherClient, plans: place.Plans, twin: Path, argv: list[str], repetitions: int, name: str
+) -> tuple[list[float], list[float]]:
+    """Seconds inside and outside, by turns; the first pair is a warm-up."""
+    inside: list[float] = []
+    outside: list[float] = []
+    for number in range(1 + repetitions):
+        report.progress(f"work: {name} {number} of {repetitions}")
+        if number % 2:
+            pair = (await _inside(client, plans, argv), await _outside(twin, plans, argv))
+        else:
+            pair = (await _outside(twin, plans, argv), await _inside(client, plans, argv))[::-1]
+        if number:
+            inside.append(pair[0])
+            outside.append(pair[1])
+    return inside, outside
 
 
 async def _inside(client: LauncherClient, plans: place.Plans, argv: list[str]) -> float:
