@@ -18,7 +18,7 @@ import venv
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from bench import report
+from bench import report, trail, twenty
 from bench.agent_log import agent_lines, joined
 from bench.floods import ONE_BYTE_LINES, SECRETS, Flood, floods
 from bench.report import Row
@@ -52,6 +52,10 @@ def main() -> None:
     if fast.ready().name == "python":
         report.say("the fast engine is not installed: both rows are of the plain one")
     rows = [*_clean(lines, blocks, fast, plain, rounds, asked.peers), *_floods(fast, asked.quick)]
+    report.progress("the way of lines")
+    rows += trail.measure(asked.quick)
+    report.progress("twenty agents")
+    rows += twenty.measure(fast, asked.quick)
     written = report.write(rows, "logs")
     if asked.json:
         print(json.dumps(report.plain(rows), indent=2))
