@@ -61,7 +61,7 @@ def _when(day: dict[str, Any]) -> str:
     here = end.astimezone()
     zoned = end.astimezone(ZoneInfo(day["zone"]))
     elsewhere = "" if here.utcoffset() == zoned.utcoffset() else f", here {here:%H:%M %Z}"
-    return f"{show_duration(day['left_s'])} left; the next begins {zoned:%H:%M %Z}{elsewhere}"
+    return f"{show_duration(day['left_s'])} left; resets {zoned:%H:%M %Z}{elsewhere}"
 
 
 def _row(row: dict[str, Any]) -> list[str]:
