@@ -130,13 +130,21 @@ def _mounts(base: str) -> list[dict[str, Any]]:
         optional = words[6 : words.index("-")]
         found.append(
             {
-                "target": words[4],
+                "target": _unescaped(words[4]),
                 "flags": _flags(words[5]),
                 "propagates": any(word.startswith(("shared:", "master:")) for word in optional),
                 "type": words[len(optional) + 7],
             }
         )
     return found
+
+
+def _unescaped(name: str) -> str:
+    """mountinfo writes four characters in octal (fs/proc_namespace.c, show_mountinfo); the backslash last."""
+    if "\\" in name:
+        for code, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
+            name = name.replace(code, character)
+    return name
 
 
 @functools.lru_cache(maxsize=64)

@@ -41,7 +41,7 @@ def read_text(path: str) -> str:
             raw += part
     finally:
         os.close(descriptor)
-    return raw.decode("ascii", "replace")
+    return raw.decode("utf-8", "replace")
 
 
 def _write(path: str, text: str) -> None:
@@ -171,6 +171,18 @@ def _move_to_leaf(group: str) -> None:
             _write(f"{leaf}/cgroup.procs", pid)
         except ProcessLookupError:
             continue  # it has ended since the list was read
+
+
+def is_group(folder: str) -> bool:
+    """Is that a control group of a run, and no other folder? What a database says may be anybody's word."""
+    real = os.path.realpath(folder)
+    try:
+        types = {line.split()[1]: line.split()[2] for line in read_text("/proc/self/mounts").splitlines()}
+    except (OSError, IndexError):
+        return False
+    mounted = [at for at, kind in types.items() if kind in ("cgroup", "cgroup2")]
+    inside = any(real.startswith(f"{at}/") for at in mounted)
+    return inside and f"/{_TOP}/" in real and os.path.isdir(real)
 
 
 @dataclass(slots=True)

@@ -50,7 +50,11 @@ def disagreements(mounts: Iterable[Mapping[str, Any]], steps: Iterable[spec.Moun
     there = {str(mount["target"]): frozenset(mount["flags"]) for mount in mounts}
     wrong: list[str] = []
     # A direct worktree whose root is frozen has a protecting mount on top of its own: the last one counts.
-    expected = {step.target: (step, flags) for step in steps if (flags := planned(step)) is not None}
+    expected: dict[str, tuple[spec.MountStep, frozenset[str]]] = {}
+    for step in steps:
+        if (flags := planned(step)) is not None:
+            _, below = expected.get(step.target, (step, frozenset()))
+            expected[step.target] = (step, flags | (below & {"noexec"}))
     for target, (step, flags) in expected.items():
         found = there.get(target)
         if found is None:

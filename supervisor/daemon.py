@@ -89,7 +89,7 @@ class Supervisor:
     def socket_path(self) -> str:
         if self.kind == "daemon":
             return self.paths.control_socket
-        return f"{self.paths.worker_sockets}/{self.worker_id}.sock"
+        return self.paths.worker_socket(self.worker_id)
 
     # ------------------------------------------------------------ start and end
 

@@ -12,7 +12,8 @@ SupervisorError                     64 is free for the agent's own codes; see ru
 │   └── NotAnswering                something is there, and hangs
 ├── NotStarted              exit 64 a control could not be armed; nothing was executed
 └── StateError              exit 6  the state folder or the database cannot be used
-    └── DamagedState                and trying again will not help
+    └── DamagedState                what is there is not what this program wrote
+        └── UnreadableRow           one row of it
 """
 
 from __future__ import annotations
@@ -89,4 +90,8 @@ class StateError(SupervisorError):
 
 
 class DamagedState(StateError):
-    """What is there is not what this program wrote: who writes gives up instead of waiting."""
+    """What is there is not what this program wrote. It may be put back, but is not waited for for long."""
+
+
+class UnreadableRow(DamagedState):
+    """One row, written by hand or by another version: trying again does not help."""

@@ -5,8 +5,10 @@ Never gives away what was there before.
 
 from __future__ import annotations
 
+import errno
 import os
 import pwd
+import stat
 
 SERVICE_ACCOUNT = "sidecar-daemon"
 """The user that the installed daemon runs as (systemd/sysusers.conf)."""
@@ -54,7 +56,7 @@ def open_file(path: str, flags: int, *, exclusive: bool = False) -> int:
             if exclusive:
                 raise
         try:
-            return os.open(path, flags)
+            return _plain(os.open(path, flags | os.O_NONBLOCK), path)
         except FileNotFoundError:
             continue  # removed in between
     try:
@@ -63,6 +65,24 @@ def open_file(path: str, flags: int, *, exclusive: bool = False) -> int:
         os.close(fd)
         raise
     return fd
+
+
+def _plain(fd: int, path: str) -> int:
+    """A FIFO in a file's place would hold up whoever writes to it."""
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "not a plain file", path)
+    os.set_blocking(fd, True)
+    return fd
+
+
+def read_file(path: str, most_bytes: int) -> bytes:
+    """At most so much of a plain file; anything else at that name is an OSError, and is not waited for."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with os.fdopen(fd, "rb") as file:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "not a plain file", path)
+        return file.read(most_bytes)
 
 
 def _give(fd: int, folder: str) -> None:

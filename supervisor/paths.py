@@ -46,6 +46,9 @@ class Paths:
     def worker_locks(self) -> str:
         return f"{self.state}/workers"
 
+    def worker_socket(self, worker_id: str) -> str:
+        return f"{self.worker_sockets}/{worker_id}.sock"
+
     def logs(self, run_id: str) -> str:
         return f"{self.state}/runs/{run_id}/log.ndjson"
 
@@ -91,7 +94,8 @@ def locate() -> Paths:
 def prepare(paths: Paths) -> Paths:
     """Make the folders. Raises StateError where they cannot be made, or somebody else owns them."""
     _make(paths.state, 0o700, "SUPERVISOR_STATE_DIR")
-    _make(paths.run, 0o755, "SUPERVISOR_RUN_DIR")
+    # Where systemd has made the sockets the folder is root's, and the daemon makes nothing in it.
+    _make(paths.run, 0o755, "SUPERVISOR_RUN_DIR", written=not launcher_socket())
     _make(paths.stop_folder, 0o700, "SUPERVISOR_STATE_DIR")
     _make(paths.worker_sockets, 0o700, "SUPERVISOR_RUN_DIR")
     _make(paths.worker_locks, 0o700, "SUPERVISOR_STATE_DIR")
@@ -99,14 +103,14 @@ def prepare(paths: Paths) -> Paths:
     return paths
 
 
-def _make(folder: str, mode: int, variable: str) -> None:
+def _make(folder: str, mode: int, variable: str, *, written: bool = True) -> None:
     hint = f"make it writable for this user, or set {variable} to a folder that is"
     try:
         make_folder(folder, mode)
         found = os.stat(folder)
     except OSError as error:
         raise StateError(f"the folder {folder} cannot be made: {error.strerror}", hint=hint) from error
-    if not stat.S_ISDIR(found.st_mode) or not os.access(folder, os.W_OK | os.X_OK):
+    if not stat.S_ISDIR(found.st_mode) or not os.access(folder, os.X_OK | (os.W_OK if written else 0)):
         raise StateError(f"the folder {folder} is not writable", hint=hint)
     if not is_trusted(found.st_uid) or (found.st_mode & 0o002 and not found.st_mode & stat.S_ISVTX):
         raise StateError(

@@ -114,7 +114,7 @@ class QueueWorker:
 
     def _tell_idle(self, why: Nothing) -> None:
         if self._why_idle is None or self._why_idle.why != why.why:
-            self.watcher.idle(why)
+            _tell(self.watcher.idle, why)
         self._why_idle = why
 
     async def _claim(self, loaded: Loaded) -> Claimed | Nothing:
@@ -159,11 +159,11 @@ class QueueWorker:
         self._why_idle = None
         about = {"fence": claimed.fence, "project": claimed.ticket.project}
         self.supervisor.audit.decide(Decision.TICKET_CLAIMED, about, claimed.run_id, claimed.ticket.key)
-        self.watcher.claimed(claimed)
+        _tell(self.watcher.claimed, claimed)
         try:
             live = await self._start(claimed)
             await live.ended.wait()
-            self.watcher.ended(live)
+            _tell(self.watcher.ended, live)
             self._count(live.problem if live.run.reason is StopReason.NOT_STARTED else None)
         except SupervisorError as error:
             await self._give_back(claimed, error)
@@ -185,13 +185,13 @@ class QueueWorker:
         }
         order = await asyncio.to_thread(make_order, wanted, None, claimed)
         live = await self.supervisor.launch(order)
-        self.watcher.started(live)
+        _tell(self.watcher.started, live)
         return live
 
     async def _give_back(self, claimed: Claimed, why: SupervisorError) -> None:
         """What failed for another reason than the database would fail again: the next ticket's turn."""
         review = not isinstance(why, StateError)
-        self.watcher.failed(claimed, why)
+        _tell(self.watcher.failed, claimed, why)
         key, fence, at = claimed.ticket.key, claimed.fence, self.supervisor.booking.now()
 
         def undo(store: Store) -> None:
@@ -229,3 +229,9 @@ def check_unattended(profile: str, supervisor: Supervisor) -> Loaded:
             hint='set daily.global_usd in the configuration or the profile, like global_usd = "20"',
         )
     return loaded
+
+
+def _tell(watch: Callable[..., None], *what: Any) -> None:
+    """Who watches may fail, as when its terminal is gone: the claimed ticket is run all the same."""
+    with suppress(Exception):
+        watch(*what)

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import os
 import secrets
-from pathlib import Path
 
 from supervisor.errors import StateError
-from supervisor.ownership import open_file
+from supervisor.ownership import open_file, read_file
 from supervisor.paths import Paths
 
 KEY_BYTES = 32
@@ -23,7 +22,7 @@ def state_key(paths: Paths, name: str) -> bytes:
         try:
             fd = open_file(path, os.O_WRONLY, exclusive=True)
         except FileExistsError:
-            key = Path(path).read_bytes()
+            key = read_file(path, KEY_BYTES + 1)
         else:
             key = secrets.token_bytes(KEY_BYTES)
             with os.fdopen(fd, "wb") as file:

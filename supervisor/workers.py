@@ -9,6 +9,7 @@ import errno
 import fcntl
 import os
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -16,6 +17,9 @@ from supervisor.errors import StateError
 from supervisor.ownership import open_file
 from supervisor.paths import Paths
 from supervisor.store.records import Worker
+
+_LOCK_PATIENCE_S = 60.0
+_LOCK_EVERY_S = 0.01
 
 
 def lock_path(paths: Paths, worker_id: str) -> str:
@@ -51,7 +55,7 @@ def is_alive(worker: Worker | None, now: str) -> bool:
 def _is_locked(path: str) -> bool:
     """The kernel lets go of a lock when the process that holds it dies."""
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
         return error.errno not in (errno.ENOENT, errno.ENOTDIR)
     try:
@@ -63,6 +67,22 @@ def _is_locked(path: str) -> bool:
     return False
 
 
+def _lock_patiently(fd: int, path: str) -> None:
+    """Who holds it ends what a dead supervisor left: that takes seconds. One that hangs is left alone."""
+    until_s = time.monotonic() + _LOCK_PATIENCE_S
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > until_s:
+                raise StateError(
+                    f"{path} has been held for {_LOCK_PATIENCE_S:.0f} s by another supervisor",
+                    hint=f"fuser {path} names the process; if it hangs, end it",
+                ) from None
+        time.sleep(_LOCK_EVERY_S)
+
+
 @contextmanager
 def exclusive(paths: Paths, what: str) -> Iterator[None]:
     """One process at a time does this; the others wait."""
@@ -72,7 +92,7 @@ def exclusive(paths: Paths, what: str) -> Iterator[None]:
     except OSError as error:
         raise StateError(f"{path} cannot be opened: {error.strerror}") from error
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        _lock_patiently(fd, path)
         yield
     finally:
         os.close(fd)

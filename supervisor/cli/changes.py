@@ -18,12 +18,11 @@ from supervisor.cli import output
 from supervisor.cli.access import Access, complete_any_ticket, open_access
 from supervisor.cli.look import json_option
 from supervisor.clock import SystemClock, parse_rfc3339, rfc3339
-from supervisor.errors import NotFound, UsageError
+from supervisor.errors import NotFound, StateError, UsageError
 from supervisor.events import Event, EventKind
 from supervisor.identifiers import check_ticket
 from supervisor.profile.units import show_size
 from supervisor.store.records import Run
-from supervisor.store.store import Store
 from supervisor.workspace.apply import Vetted, keep_refused, vetted_changes
 from supervisor.workspace.apply import apply as write_changes
 from supervisor.workspace.apply import discard as remove_overlay
@@ -76,7 +75,7 @@ def apply(ticket: str, as_json: bool) -> int:
 def discard(ticket: str, as_json: bool) -> None:
     """Throw away what a run changed; its record and log stay."""
     with open_access() as access:
-        run = _ended(access.store, ticket)
+        run = _ended(access, ticket)
         remove_overlay(run.overlay)
         _record(access, run, "discarded", {"discarded": True})
     if as_json:
@@ -120,7 +119,7 @@ def _say_applied(run: Run, written: int, vetted: Vetted) -> None:
 @contextmanager
 def _vetted(ticket: str) -> Iterator[tuple[Run, Access, Trees, Vetted]]:
     with open_access() as access:
-        run = _ended(access.store, ticket)
+        run = _ended(access, ticket)
         started_ns = int(parse_rfc3339(run.created_at).timestamp() * 1e9)
         protect = _protect_of(run)
         trees, vetted = vetted_changes(run.overlay, run.worktree, protect, started_ns)
@@ -137,12 +136,17 @@ def _protect_of(run: Run) -> list[str]:
     return list(run.attestation["protect"])
 
 
-def _ended(store: Store, ticket: str) -> Run:
-    run = store.latest_run(check_ticket(ticket))
+def _ended(access: Access, ticket: str) -> Run:
+    run = access.store.latest_run(check_ticket(ticket))
     if run is None:
         raise NotFound(f"no ticket {ticket} has ever run here", hint="supervisorctl ps -a")
     if run.ended_at is None:
         raise UsageError(f"{ticket} is still running", hint=f"supervisorctl stop {ticket}")
+    if run.overlay and os.path.realpath(run.overlay) != os.path.realpath(access.paths.run_folder(run.run_id)):
+        raise StateError(
+            f"the row of {ticket} names {run.overlay!a} as its overlay, which is not in this state",
+            hint="use the state folder and the host of that run; or somebody has changed the database",
+        )
     if not run.overlay:
         raise UsageError(f"{ticket} worked in its worktree directly; there is nothing to carry over")
     if run.applied in ("applied", "discarded"):

@@ -43,7 +43,7 @@ _FIELD = re.compile(r"\{[a-z_]+\}")
     "patience",
     type=click.IntRange(1),
     metavar="N",
-    help="Claim no more when N runs in a row did not end as done.",
+    help="Claim no more when N runs in a row were not done, and exit with 1.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per run that ended, a line each.")
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="-- CMD…")
@@ -113,8 +113,13 @@ async def _work(given: dict[str, Any], patience: int | None, as_json: bool) -> N
     def ended(live: LiveRun) -> None:
         count[str(live.run.reason)] += 1
         spent[0] += int(live.run.totals.get("spent_nanos", 0))
-        failures[0] = 0 if live.run.reason is StopReason.DONE else failures[0] + 1
         show(live)
+        judge(live.run.reason is StopReason.DONE, by_hand=live.run.reason_by == "operator")
+
+    def judge(done: bool, *, by_hand: bool = False) -> None:
+        if by_hand or failures[0] == patience:
+            return
+        failures[0] = 0 if done else failures[0] + 1
         if failures[0] == patience:
             click.echo(f"claiming no more: {patience} runs in a row were not done", err=True)
             worker.end()
@@ -133,6 +138,7 @@ async def _work(given: dict[str, Any], patience: int | None, as_json: bool) -> N
 
     def failed(one: Claimed, error: SupervisorError) -> None:
         say(output.bad(f"{one.ticket.key}  not started: {error.message}"))
+        judge(False)
 
     def idle(why: Nothing) -> None:
         say(output.dim("the queue is empty" if why.why == "empty" else f"no claims: {why.detail}"))
@@ -167,3 +173,5 @@ async def _work(given: dict[str, Any], patience: int | None, as_json: bool) -> N
         finally:
             if count:
                 say(" · ".join([*(f"{many} {reason}" for reason, many in count.items()), show_usd(spent[0])]))
+    if failures[0] == patience:
+        raise SystemExit(1)

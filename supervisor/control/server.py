@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import grp
 import os
 import pwd
 import socket
+import stat
 import struct
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -74,7 +76,11 @@ class ControlServer:
             return self
         await _remove_stale(path)
         try:
-            self._server = await asyncio.start_unix_server(self._serve, path, limit=MAX_LINE)
+            mask = os.umask(0o177)
+            try:
+                self._server = await asyncio.start_unix_server(self._serve, path, limit=MAX_LINE)
+            finally:
+                os.umask(mask)
             self._give_to_group(path)
         except OSError as error:
             raise StateError(
@@ -86,13 +92,20 @@ class ControlServer:
     def _give_to_group(self, path: str) -> None:
         name = self.supervisor.config.control.group
         if not name or self.supervisor.kind != "daemon":
-            os.chmod(path, 0o600)
             return
         try:
-            os.chown(path, -1, grp.getgrnam(name).gr_gid)
+            group = grp.getgrnam(name).gr_gid
         except KeyError:
             raise UsageError(f"control.group: there is no group {name!a}") from None
-        os.chmod(path, 0o660)
+        # The socket itself, whatever its name leads to by now.
+        fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            if not stat.S_ISSOCK(os.fstat(fd).st_mode):
+                raise OSError(errno.EEXIST, "something else stands there")
+            os.chown(f"/proc/self/fd/{fd}", -1, group)
+            os.chmod(f"/proc/self/fd/{fd}", 0o660)
+        finally:
+            os.close(fd)
 
     async def __aexit__(self, *_: object) -> None:
         self._server.close()

@@ -155,7 +155,7 @@ class LogBook:
 def read_lines(path: str, offset: int, limit_bytes: int = 1 << 20) -> tuple[list[LogLine], int]:
     """Whole lines from a byte offset on, and the offset to go on from. A missing log is an empty one."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         return [], offset
     try:

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from sandbox.cgroups import RunGroup
+from sandbox.cgroups import RunGroup, is_group
 from supervisor import workers
 from supervisor.clock import SystemClock, boot_id, rfc3339
 from supervisor.errors import NotFound, NotYetDead, StateError, UsageError
@@ -46,6 +46,14 @@ def force_kill(store: Store, ticket: str, note: str) -> dict[str, Any]:
     began_s = time.monotonic()
     store.hurry(_RECORD_PATIENCE_S)
     _write_intent(store, run, note)
+    if run.attestation is None and _is_supervised(store, run):
+        # Nothing of it can be reached from here yet; its supervisor looks at the flag before the release.
+        with contextlib.suppress(StateError):
+            store.set_flag(ticket)
+        raise NotYetDead(
+            f"{ticket} is only being started, by a supervisor that does not answer",
+            hint=f"it is flagged and ends before its agent starts; supervisorctl resume {ticket} unflags it",
+        )
     processes = kill_leftover(run)
     while _is_alive(run):
         if time.monotonic() - began_s > _PATIENCE_S:
@@ -53,10 +61,14 @@ def force_kill(store: Store, ticket: str, note: str) -> dict[str, Any]:
         kill_leftover(run)
         time.sleep(_LOOK_EVERY_S)
     elapsed_ms = round((time.monotonic() - began_s) * 1000, 3)
-    if not workers.is_alive(store.worker(run.worker_id), rfc3339(SystemClock().utc())):
+    if not _is_supervised(store, run):
         with contextlib.suppress(StateError):  # dead all the same; the next start closes the row
             run = _close(store, run, note, elapsed_ms, processes)
     return _result(run, elapsed_ms, processes, already=False)
+
+
+def _is_supervised(store: Store, run: Run) -> bool:
+    return workers.is_alive(store.worker(run.worker_id), rfc3339(SystemClock().utc()))
 
 
 def _who() -> str:
@@ -80,7 +92,7 @@ def _write_intent(store: Store, run: Run, note: str) -> None:
 
 def _group(run: Run) -> RunGroup:
     """The run's groups as its row names them; v2 is the one that can be killed as a whole."""
-    there = [folder for folder in run.cgroups if os.path.isdir(folder)]
+    there = [folder for folder in run.cgroups if is_group(folder)]
     v2 = next((folder for folder in there if os.path.exists(f"{folder}/cgroup.events")), None)
     limits = {str(number): folder for number, folder in enumerate(there) if folder != v2}
     return RunGroup(run.run_id, v2, limits)

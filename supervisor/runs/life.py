@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -359,6 +360,9 @@ class LiveRun:
                 await intent
                 if not exited.done():
                     stage = await self._ask(box, exited, self.request)
+                    # Somebody may have lost patience meanwhile, and not with us.
+                    self._forced = self._forced or await self._request_of_others()
+                    stage = "kill" if self._forced else stage
         if not empty:
             # After a natural exit too: what the agent left behind goes with it.
             processes = max(processes, await self._force(box))
@@ -412,8 +416,8 @@ class LiveRun:
     async def _force(self, box: Box) -> int:
         try:
             return await box.kill()
-        except LauncherGone:
-            self._launcher_gone = True
+        except BoxError as error:
+            self._launcher_gone |= isinstance(error, LauncherGone)
             return _kill_alone(box)
 
     async def _until_dead(self, box: Box) -> None:
@@ -528,9 +532,12 @@ class LiveRun:
 
 
 def _kill_alone(box: Box) -> int:
-    """Without the launcher, whose end kills every init: by descriptor, and by path where it is ours."""
+    """Without the launcher: the group by descriptor and by path where it is ours, and init, who takes all
+    of its namespace along (pid_namespaces(7))."""
     struck = box.strike()
     box.group.try_kill()
+    with suppress(ProcessLookupError, PermissionError):
+        signal.pidfd_send_signal(box.pidfd, signal.SIGKILL)
     return struck
 
 

@@ -18,7 +18,7 @@ from supervisor.events import Event, EventKind
 from supervisor.paths import Paths
 from supervisor.runs.force import kill_leftover
 from supervisor.runs.reasons import StopReason
-from supervisor.store.records import KillRecord, Run, RunState
+from supervisor.store.records import KillRecord, Run, RunState, Worker
 from supervisor.store.store import Store
 
 
@@ -40,11 +40,20 @@ async def reconcile(paths: Paths, store: Store, launcher: LauncherClient, clock:
                 closed.append(_close(store, run, now))
         for worker in dead:
             store.remove_worker(worker.worker_id)
-            for path in {worker.socket, worker.lock_path} - {paths.control_socket}:
-                # The daemon's own path may be one that systemd listens on, across its restarts.
+            for path in _own_files(worker):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)
     return closed
+
+
+def _own_files(worker: Worker) -> list[str]:
+    """Its socket and its lock, if they are named as ours are: a row is anybody's who can write the database.
+
+    Not the daemon's control socket, on which systemd may listen across its restarts.
+    """
+    wanted = {f"workers/{worker.worker_id}.{kind}" for kind in ("sock", "lock")}
+    paths = (worker.socket, worker.lock_path)
+    return [path for path in paths if "/".join(path.rsplit("/", 2)[1:]) in wanted]
 
 
 def close_lost_elsewhere(store: Store, now: str) -> list[Run]:

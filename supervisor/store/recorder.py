@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from supervisor.errors import DamagedState, StateError
+from supervisor.errors import DamagedState, StateError, UnreadableRow
 from supervisor.store.database import Contention
 from supervisor.store.store import Store, open_store
 
@@ -27,6 +27,7 @@ _CLOSING_PATIENCE_S = 0.2
 _CONTENTION_TRIES = 5
 _TOGETHER = 64
 _COMPANY_S = 0.002
+_DAMAGED_PATIENCE_S = 30.0
 _QUIET_S = 0.2
 _TIDY_AFTER = 50
 """Commits. Each is about ten pages of SQLite's log."""
@@ -71,6 +72,7 @@ class Recorder:
         self._is_closed = False
         self._untidy = 0
         self.problem = ""
+        self._damaged_since_s = 0.0
         opened: Future[None] = Future()
         self._thread = threading.Thread(
             target=self._work, args=(location, opened), name="recorder", daemon=True
@@ -181,7 +183,7 @@ class Recorder:
                 # One of them, and it is not known which parts of it the others saw.
                 continue
             else:
-                self.problem = ""
+                self._worked()
                 for write, outcome in zip(wanted, outcomes, strict=True):
                     write.settle(*outcome)
                 return
@@ -197,15 +199,26 @@ class Recorder:
         """The database is away, or nobody knows whether it committed: what was to be tried once has been.
 
         At the end that is everything, or an absent server would be waited for as often as there are writes.
-        So it is when the database is damaged: it will not mend itself, and what ends must not wait for it.
+        So it is when the database is damaged and nobody has put it back in time.
         """
         self.problem = error.message
-        hopeless = self._closing.is_set() or isinstance(error, DamagedState)
+        hopeless = self._closing.is_set() or self._is_lost(error)
         again = [write for write in writes if write.insist and not hopeless]
         for write in writes:
             if write not in again:
                 write.settle(None, error)
         return again
+
+    def _is_lost(self, error: StateError) -> bool:
+        """Tables may be away for a moment (a restore, a search_path); what ends must not wait for ever."""
+        if not isinstance(error, DamagedState) or isinstance(error, UnreadableRow):
+            return isinstance(error, UnreadableRow)
+        self._damaged_since_s = self._damaged_since_s or time.monotonic()
+        return time.monotonic() - self._damaged_since_s > _DAMAGED_PATIENCE_S
+
+    def _worked(self) -> None:
+        self.problem = ""
+        self._damaged_since_s = 0.0
 
     def _one(self, store: Store, write: _Write) -> None:
         again = _CONTENTION_TRIES
@@ -220,7 +233,7 @@ class Recorder:
                     return
             except StateError as error:
                 self.problem = error.message
-                hopeless = not write.insist or isinstance(error, DamagedState)
+                hopeless = not write.insist or self._is_lost(error)
                 if hopeless or self._closing.wait(_RETRY_EVERY_S):
                     write.settle(None, error)
                     return
@@ -228,7 +241,7 @@ class Recorder:
                 write.settle(None, error)
                 return
             else:
-                self.problem = ""
+                self._worked()
                 write.settle(result, None)
                 return
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import msgspec
 
-from supervisor.errors import DamagedState
+from supervisor.errors import UnreadableRow
 
 NOT_SET = ("", "0", "f", "false", "n", "no", "off")
 """Texts that mean that a flag is not set, in any case; every other one means that it is."""
@@ -27,11 +27,11 @@ def is_true(value: object) -> bool:
 
 @contextmanager
 def understood(what: str, key: object) -> Iterator[None]:
-    """Around the reading of one row: a value of another type, or one unknown here, is DamagedState."""
+    """Around the reading of one row: a value of another type, or one unknown here, is an UnreadableRow."""
     try:
         yield
     except msgspec.MsgspecError as error:
-        raise DamagedState(
+        raise UnreadableRow(
             f"the row of {what} {key} in the database cannot be read: {error}",
             hint="it was written by hand or by another version; correct it with SQL, nothing was changed",
         ) from error

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import IO
 
 from supervisor.errors import StateError, UsageError
+from supervisor.ownership import open_file
 from supervisor.workspace.bare import makes_repositories
 from supervisor.workspace.overlay import Change, TooManyChanges, Trees, changes, open_beneath, open_trees
 from supervisor.workspace.patterns import matches
@@ -380,11 +381,12 @@ def vetted_changes(overlay: str, worktree: str, protect: list[str], started_ns: 
 def keep_refused(overlay: str, vetted: Vetted) -> None:
     """Remember what an apply refused. The rest is in the worktree, and is not to be read as a change again:
     a folder that was moved there would look like one whose contents are to be deleted."""
-    with open(f"{overlay}/{_KEPT}.new", "w", encoding="ascii") as file:
+    partial = f"{overlay}/{_KEPT}.{secrets.token_hex(8)}"
+    with os.fdopen(open_file(partial, os.O_WRONLY, exclusive=True), "w", encoding="ascii") as file:
         json.dump([refusal.path for refusal in vetted.refused], file)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(f"{overlay}/{_KEPT}.new", f"{overlay}/{_KEPT}")
+    os.replace(partial, f"{overlay}/{_KEPT}")
 
 
 def _kept(overlay: str) -> frozenset[str] | None:

@@ -86,9 +86,14 @@ def test_it_puts_everything_in_place(system: Path) -> None:
     assert "sidecar-supervisor:x:" in (system / "etc/group").read_text()
     user = (system / "etc/passwd").read_text().partition(f"{SERVICE_ACCOUNT}:")[2].split(":")
     assert user[-1].strip().endswith("nologin")
-    for name, mode in (("var/lib", 0o700), ("run", 0o755)):
-        found = (system / name / "sidecar-supervisor").stat()
-        assert (found.st_mode & 0o777, found.st_uid) == (mode, int(user[1]))
+    folders = (
+        ("var/lib/sidecar-supervisor", 0o700, int(user[1])),
+        ("run/sidecar-supervisor", 0o755, 0),
+        ("run/sidecar-supervisor/workers", 0o700, int(user[1])),
+    )
+    for name, mode, owner in folders:
+        found = (system / name).stat()
+        assert (found.st_mode & 0o777, found.st_uid) == (mode, owner), name
     assert not (system / "etc/apparmor.d").exists(), "this host restricts nothing"
     assert done["dry_run"] is False and "replaced" not in _actions(done)
 

@@ -150,11 +150,11 @@ def folder() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="sv-account-", dir="/var/tmp") as name:
         made = Path(name)
         made.chmod(0o755)
-        for part in ("state", "run", "tree"):
+        for part in ("state", "run", "run/workers", "tree"):
             (made / part).mkdir()
-        for part, mode in (("state", 0o700), ("run", 0o755)):
+        for part in ("state", "run/workers"):
             os.chown(made / part, UID, UID)
-            (made / part).chmod(mode)
+            (made / part).chmod(0o700)
         (made / "config.toml").write_text("")
         yield made
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from kit import ask, booking, call, check_sums, used
 
-from supervisor.errors import DamagedState, StateError
+from supervisor.errors import DamagedState, StateError, UnreadableRow
 from supervisor.limits.budget import Caps, Grant, Refusal
 from supervisor.store.database import Spoilt
 from supervisor.store.recorder import Recorder
@@ -171,8 +171,11 @@ def test_when_nothing_can_be_written_only_what_is_kept_is_tried_again(tmp_path: 
 
 
 @pytest.mark.parametrize("together", [1, 3])
-def test_a_damaged_database_is_not_waited_for(recorder: Recorder, together: int) -> None:
+def test_a_damaged_database_is_not_waited_for_long(
+    recorder: Recorder, together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It does not mend itself: what is kept would be tried for ever, and everything behind it would wait."""
+    monkeypatch.setattr("supervisor.store.recorder._DAMAGED_PATIENCE_S", 0.2)
     gate = Gate(recorder)
     kept = [recorder.keep(lambda store: store._db.rows("SELECT x FROM nowhere")) for _ in range(together)]
     after = recorder.keep(lambda store: store.set_setting("after", "1"))
@@ -182,6 +185,30 @@ def test_a_damaged_database_is_not_waited_for(recorder: Recorder, together: int)
             future.result(10)
     after.result(10)
     assert recorder.write(lambda store: store.settings()).result() == {"after": "1"}
+
+
+def test_a_table_that_comes_back_in_time_gets_what_is_kept(recorder: Recorder, location: str) -> None:
+    """A restore, or a search_path that was wrong for a moment, loses no end and no settlement."""
+    other = open_store(location)
+    other._db.rows("ALTER TABLE agent_settings RENAME TO elsewhere")
+    kept = recorder.keep(lambda store: store.set_setting("kept", "1"))
+    while not recorder.problem:
+        time.sleep(0.01)
+    assert not kept.done()
+    other._db.rows("ALTER TABLE elsewhere RENAME TO agent_settings")
+    kept.result(10)
+    assert other.settings() == {"kept": "1"}
+    other.close()
+
+
+def test_a_row_that_cannot_be_understood_holds_up_nobody(recorder: Recorder) -> None:
+    def unreadable(_: Store) -> None:
+        raise UnreadableRow("one row")
+
+    refused, after = recorder.keep(unreadable), recorder.keep(lambda store: store.set_setting("a", "1"))
+    with pytest.raises(UnreadableRow):
+        refused.result(10)
+    after.result(10)
 
 
 @pytest.mark.parametrize(

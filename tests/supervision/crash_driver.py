@@ -1,4 +1,4 @@
-"""Owns being a supervisor that dies at a named step of a run's life, or whose launcher does.
+"""Owns being a supervisor that dies or hangs at a named step of a run's life, or whose launcher fails it.
 May touch the state and run folders named in its environment.
 Never cleans up: that is what the next start is tested for.
 """
@@ -13,6 +13,7 @@ from pathlib import Path
 
 from stand import HOSTILE, PYTHON
 
+from sandbox.client import Box, BoxError
 from supervisor.config import Config
 from supervisor.control.server import make_order
 from supervisor.daemon import Supervisor
@@ -20,6 +21,11 @@ from supervisor.paths import locate, prepare
 from supervisor.runs.life import LiveRun
 from supervisor.runs.order import Step
 from supervisor.runs.reasons import stop_request
+
+
+async def refused(self: Box) -> int:
+    """A launcher that does not kill, on a host without cgroup.kill."""
+    raise BoxError("Input/output error", number="EIO")
 
 
 async def main(step: str, victims: str, grace_s: str, tree: str, profile: str, marker: str) -> None:
@@ -37,6 +43,12 @@ async def main(step: str, victims: str, grace_s: str, tree: str, profile: str, m
             os.kill(supervisor.launcher.pid, signal.SIGKILL)
         if victims in ("supervisor", "both"):
             os.kill(os.getpid(), signal.SIGKILL)
+        if victims == "hangs":
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    if victims == "refused":
+        Box.kill = refused  # type: ignore[method-assign]
+        Box.strike = lambda self: 0  # type: ignore[method-assign]
 
     supervisor = Supervisor(prepare(locate()), Config(), "foreground", on_step=on_step)
     order = {"ticket": "T-crash", "profile": profile, "worktree": tree, "environment": {}}

@@ -18,6 +18,8 @@ import msgspec
 import pytest
 from stand import Stand, until
 
+from supervisor.runs.force import kill_leftover
+from supervisor.runs.order import Step
 from supervisor.runs.reasons import StopReason
 from supervisor.store.records import RunState
 
@@ -117,6 +119,59 @@ def test_force_with_a_hung_supervisor(anywhere: Stand, also_launcher: bool) -> N
         assert said["dead"] and said["survivors"] == 0 and said["processes"] >= 11
         assert anywhere.ctl("status", ticket).code == 0, "looking never waits for a supervisor"
     check_forced(anywhere, ticket, "hung")
+
+
+def driven(place: Stand, step: str, how: str) -> subprocess.Popen[str]:
+    words = [step, how, "0", str(place.tree), place.profile(), place.marker]
+    return place.spawn_program([sys.executable, str(Path(__file__).with_name("crash_driver.py")), *words])
+
+
+@pytest.mark.parametrize("step", [Step.CREATED, Step.BOX_MADE])
+def test_force_says_not_yet_dead_of_a_run_that_is_only_being_started(place: Stand, step: Step) -> None:
+    """It said dead, as there was nothing to kill; and then the run started."""
+    process = driven(place, step, "hangs")
+    until(lambda: Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+    refused = place.ctl("kill", "--force", "T-crash")
+    assert refused.code == 4 and refused.clear_error() and "only being started" in refused.err
+    os.kill(process.pid, signal.SIGCONT)
+    process.wait(60)
+    run = place.ended("T-crash")
+    assert (run.reason, place.survivors()) == (StopReason.NOT_STARTED, [])
+    assert place.lines("T-crash") == []
+
+
+def test_a_kill_that_the_launcher_refuses_is_made_without_it(place: Stand) -> None:
+    process = driven(place, "none", "refused")
+    process.wait(60)
+    run = place.ended("T-crash")
+    assert (run.reason, run.reason_by, place.survivors()) == (StopReason.KILLED, "operator", [])
+    assert run.kill is not None and run.kill.elapsed_ms > 0 and run.kill.survivors == 0
+
+
+def test_force_during_a_grace_is_what_ended_it(served: Stand) -> None:
+    """The supervisor is not hung, only patient: it may not write its own reason over ours."""
+    deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print('UP', flush=True); time.sleep(600)"
+    ticket = served.start(deaf)
+    asking = served.spawn("stop", ticket, "--grace", "30s")
+    until(lambda: "signal_sent" in [event["kind"] for event in served.events(ticket)])
+    assert served.ctl("kill", "--force", ticket, "--reason", "now").code == 0
+    asking.wait(60)
+    check_forced(served, ticket, "now")
+
+
+def test_force_writes_to_control_groups_alone(place: Stand) -> None:
+    """What a row names may be anybody's word who can write the database."""
+    place.ctl("run", "--ticket", "T-1", "--profile", "offline", "--", "true")
+    elsewhere, target = place.folder / "sidecar-supervisor", place.folder / "target"
+    target.write_text("text")
+    elsewhere.mkdir()
+    (elsewhere / "cgroup.kill").symlink_to(target)
+    (elsewhere / "cgroup.events").write_text("populated 0")
+    (elsewhere / "cgroup.procs").write_text(f"{os.getpid()}")
+    run = place.ended("T-1")
+    forged = msgspec.structs.replace(run, state=RunState.RUNNING, ended_at=None, cgroups=[str(elsewhere)])
+    assert kill_leftover(forged) == 0
+    assert target.read_text() == "text"
 
 
 def test_force_with_a_dead_daemon(place: Stand) -> None:

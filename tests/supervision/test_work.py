@@ -5,7 +5,9 @@ Never lets a ticket be worked twice without somebody having said so.
 
 from __future__ import annotations
 
+import os
 import signal
+import socket
 import sqlite3
 import time
 
@@ -15,7 +17,7 @@ from stand import CTL, PYTHON, Done, Stand, stand, until
 
 from supervisor.limits.budget import Caps
 from supervisor.runs.reasons import StopReason
-from supervisor.store.records import Ticket
+from supervisor.store.records import Ticket, Worker
 from supervisor.store.store import open_store
 from supervisor.store.tickets import Claim
 
@@ -365,6 +367,43 @@ def test_a_worker_ends_when_told_while_another_program_holds_the_database(place:
     holder.close()
     assert work(place).code == 0
     assert place.ended("A").reason in (StopReason.KILLED, StopReason.SUPERVISOR_LOST)
+
+
+def test_a_worker_whose_reader_has_gone_runs_what_it_claims(place: Stand) -> None:
+    for key in "AB":
+        place.ctl("tickets", "add", key)
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    words = ("work", "--until-empty", "--profile", "offline", "--", "true")
+    process = place.spawn(*words, stdout=write_end)
+    os.close(write_end)
+    process.wait(60)
+    assert {key: ticket(place, key).stop_reason for key in "AB"} == {"A": "done", "B": "done"}
+
+
+def test_what_a_worker_left_is_removed_by_its_name_and_not_by_what_a_row_says(place: Stand) -> None:
+    place.ctl("run", "--profile", "offline", "--", "true")
+    kept = [place.folder / name for name in ("kept.sock", "kept.lock")]
+    for path in kept:
+        path.write_text("text")
+    with place.store() as store:
+        store.add_worker(
+            Worker(
+                worker_id="forged",
+                host=socket.gethostname(),
+                boot_id="b",
+                pid=1,
+                kind="foreground",
+                socket=str(kept[0]),
+                lock_path=str(kept[1]),
+                started_at="2026-01-01T00:00:00.000Z",
+                lease_until="2026-01-01T00:00:00.000Z",
+            )
+        )
+    assert place.ctl("run", "--profile", "offline", "--", "true").code == 0
+    with place.store() as store:
+        assert store.workers() == []
+    assert [path.read_text() for path in kept] == ["text", "text"]
 
 
 def test_a_worker_claims_no_more_after_so_many_failures_in_a_row(place: Stand) -> None:

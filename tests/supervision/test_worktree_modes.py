@@ -68,6 +68,21 @@ def _linked(tree: Path) -> None:
 SHAPES: list[Callable[[Path], None]] = [_plain, _repository, _linked, _all_protected_names, _something_hidden]
 
 
+@pytest.mark.parametrize("mode", ["overlay", "direct"])
+def test_names_may_hold_what_a_mount_table_escapes(place: Stand, mode: str) -> None:
+    """proc_pid_mountinfo(5): space, tab, newline and backslash are written in octal."""
+    for name in ("a b", "c\\d", "e\tf", "ü 漢"):
+        tree = place.tree / name
+        (tree / ".claude").mkdir(parents=True)
+        (tree / "x y.pem").write_text("-")
+        for path in (tree, *tree.rglob("*")):
+            os.chown(path, OWNER, OWNER)
+        profile = place.folder / f"{mode}.toml"
+        profile.write_text(f'extends = "coding"\nname = "{mode}"\n[files]\nworktree = "{mode}"\n')
+        done = place.ctl("run", "--worktree", str(tree), "--profile", str(profile), "--", "true")
+        assert done.code == 0, (name, done.err)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("mode", ["overlay", "direct"])
 @pytest.mark.parametrize("base", ["base", "offline", "coding"])

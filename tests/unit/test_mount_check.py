@@ -56,9 +56,11 @@ def test_a_writable_mount_that_nobody_planned_is_named() -> None:
 def test_of_two_steps_at_one_place_the_last_one_counts() -> None:
     """A direct worktree that is frozen: its own mount is under the one that protects it."""
     steps = (*STEPS, Protect(target="/w", placeholder=None))
-    mounts = [*as_planned(), {"target": "/w", "flags": ["ro", "nosuid", "nodev"]}]
-    assert disagreements(mounts, steps) == []
+    over: dict[str, Any] = {"target": "/w", "flags": ["ro", "nosuid", "nodev", "noexec"]}
+    assert disagreements([*as_planned(), over], steps) == []
     assert disagreements(as_planned(), steps) == ["protected_paths: /w is not ro"]
+    over["flags"].remove("noexec")
+    assert disagreements([*as_planned(), over], steps) == ["protected_paths: /w is not noexec"]
 
 
 def test_what_lies_over_a_mount_is_what_is_seen() -> None:

@@ -49,6 +49,8 @@ def test_error_exit_codes() -> None:
         "NoSupervisor": 5,
         "NotAnswering": 5,
         "StateError": 6,
+        "DamagedState": 6,
+        "UnreadableRow": 6,
         "NotStarted": 64,
     }
     assert found["NotStarted"] == EXIT_CODES[StopReason.NOT_STARTED]

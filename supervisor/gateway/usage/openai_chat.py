@@ -27,10 +27,16 @@ DEARER_TIERS = frozenset({"priority", "fast", "scale"})
 """Billed at other rates than the table's (openai 3.57.0, types/chat/chat_completion.py)."""
 
 _THINKS_UNASKED = re.compile(
-    r"(?:^|[/:.])(?:o\d|gpt-[5-9]|gpt-oss|grok-(?:3-mini|[4-9]|code)|gemini-(?:2\.5|[3-9])|deepseek-(?:r|v4))"
-    r"|reason|think|magistral|qwq",
+    r"(?:^|[/:.])(?:o\d|gpt-[5-9]|gpt-oss|codex|grok-(?:3-mini|[4-9]|code)|gemini-(?:2\.5|[3-9]|.*latest)"
+    r"|deepseek[-.](?:r|v4)|glm-(?:4\.[5-9]|[5-9])|qwen-?3|kimi-k2|minimax-m)|reason|think|magistral|qwq|auto$",
     re.IGNORECASE,
 )
+_ALWAYS_THINKS = re.compile(
+    r"(?:^|[/:.])(?:o\d|gpt-oss|gemini-2\.5-pro|deepseek[-.]r)|reasoner", re.IGNORECASE
+)
+"""These cannot be told not to: "none" is refused there, or taken for the least."""
+_ASKS = ("thinking", "enable_thinking", "chat_template_kwargs", "extra_body")
+"""Other servers' names for asking (their API references, 2026)."""
 """Families whose default is to think (their makers' model pages, 2026). One too many costs the bound of an
 answer that was cut; one too few gives its thinking away."""
 
@@ -123,9 +129,10 @@ class OpenAIChatUsage:
 
 def may_think(call: ModelCall) -> bool:
     """Asked to, or a model that does so unasked and was not told "none"."""
-    if thinks(call, "reasoning_effort") or thinks(call, "reasoning"):
+    if thinks(call, "reasoning_effort") or thinks(call, "reasoning") or any(map(call.document.get, _ASKS)):
         return True
-    return call.document.get("reasoning_effort") is None and bool(_THINKS_UNASKED.search(call.model))
+    told = call.document.get("reasoning_effort") is not None
+    return bool(_ALWAYS_THINKS.search(call.model)) or (not told and bool(_THINKS_UNASKED.search(call.model)))
 
 
 def thinks(call: ModelCall, name: str) -> bool:
