@@ -215,7 +215,7 @@ def test_what_a_dead_supervisor_of_roots_left_is_ended_by_the_daemon(folder: Pat
             stderr=subprocess.DEVNULL,
         )
         deadline = time.monotonic() + PATIENCE_S
-        while "L-1" not in service.ctl("ps"):
+        while '"state":"running"' not in service.ctl("ps", "--json"):
             assert time.monotonic() < deadline
         left.send_signal(signal.SIGKILL)
         left.wait(PATIENCE_S)

@@ -350,7 +350,7 @@ def test_a_worker_ends_when_told_though_the_database_became_unusable(place: Stan
     assert "is damaged: no such column: tokens" in after.err and "hint: move it away" in after.err
 
 
-def test_a_worker_ends_when_told_while_another_program_holds_the_database(place: Stand) -> None:
+def test_a_workers_runs_end_when_told_while_another_program_holds_the_database(place: Stand) -> None:
     place.ctl("tickets", "add", "A")
     process = place.spawn("work", "--profile", "offline", "--", PYTHON, "-c", SLEEP, place.marker)
     until(lambda: place.row("A") is not None)
@@ -362,9 +362,9 @@ def test_a_worker_ends_when_told_while_another_program_holds_the_database(place:
     assert "waiting for 1 run" in process.stderr.readline()
     process.terminate()
     until(lambda: place.survivors() == [])
-    process.wait(60)
     holder.execute("ROLLBACK")
     holder.close()
+    process.wait(60)
     assert work(place).code == 0
     assert place.ended("A").reason in (StopReason.KILLED, StopReason.SUPERVISOR_LOST)
 
