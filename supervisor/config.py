@@ -19,9 +19,9 @@ from supervisor.gateway.prices import PriceOverride
 from supervisor.gateway.upstreams import Upstream
 from supervisor.limits.caps import DailyCaps
 from supervisor.limits.money import parse_usd
+from supervisor.paths import DEFAULT_CONFIG
 from supervisor.profile.units import parse_duration
 
-_DEFAULT = "/etc/sidecar-supervisor/config.toml"
 _HINT = "see docs/reference.md for every key"
 
 
@@ -117,16 +117,10 @@ def _checked_zone(zone: object) -> str:
         raise ValueError(f"{zone!r} is no time zone; {said}") from None
 
 
-def config_path() -> str | None:
-    """The file that is read, None where there is none."""
-    named = os.environ.get("SUPERVISOR_CONFIG")
-    return named or (_DEFAULT if os.path.exists(_DEFAULT) else None)
-
-
 def load_config() -> Config:
     """The settings, or the defaults where there is no file. Raises UsageError naming file and key."""
     named = os.environ.get("SUPERVISOR_CONFIG")
-    path = named or _DEFAULT
+    path = named or DEFAULT_CONFIG
     try:
         with open(path, "rb") as file:
             raw = tomllib.load(file)

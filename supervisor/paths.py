@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from supervisor.errors import StateError
 from supervisor.ownership import is_trusted, make_folder
 
+DEFAULT_CONFIG = "/etc/sidecar-supervisor/config.toml"
 _SYSTEM_RUN = "/run/sidecar-supervisor"
 
 
@@ -65,6 +66,12 @@ class Paths:
         import hashlib  # a command that only asks does not need it
 
         return hashlib.sha256(os.path.realpath(self.state).encode()).hexdigest()[:12]
+
+
+def config_path() -> str | None:
+    """The configuration that is read, None where there is none."""
+    named = os.environ.get("SUPERVISOR_CONFIG")
+    return named or (DEFAULT_CONFIG if os.path.exists(DEFAULT_CONFIG) else None)
 
 
 def system_socket() -> str:

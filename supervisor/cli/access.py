@@ -28,7 +28,7 @@ from supervisor.errors import (
 )
 from supervisor.limits.caps import DailyCaps
 from supervisor.observe.queries import Queries
-from supervisor.paths import Paths, locate, prepare, system_socket
+from supervisor.paths import Paths, config_path, locate, prepare, system_socket
 from supervisor.store.records import Run
 from supervisor.store.store import Store, open_store
 
@@ -60,11 +60,9 @@ class Access:
 
     def _configured(self) -> str:
         """The URL of a fleet's database; "" where the state folder's own is used, the usual case."""
-        from supervisor.config import config_path
-
         if config_path() is None:
             return ""
-        from supervisor.config import load_config
+        from supervisor.config import load_config  # it knows every upstream's settings, which takes a while
 
         config = load_config()
         self._zone, self._caps = config.daily.zone, config.daily.caps
