@@ -9,6 +9,8 @@ import errno
 import os
 import pwd
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 SERVICE_ACCOUNT = "sidecar-daemon"
 """The user that the installed daemon runs as (systemd/sysusers.conf)."""
@@ -26,18 +28,19 @@ def is_trusted(uid: int) -> bool:
 
 def make_folder(path: str, mode: int) -> bool:
     """Like mkdir -p, for the owner of the folder it is in; False where it was there. Raises OSError."""
-    parent = os.path.dirname(path)
+    parent, name = os.path.split(path)
     if not os.path.isdir(parent):
         make_folder(parent, mode)
-    try:
-        os.mkdir(path, mode)
-    except FileExistsError:
-        return False
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        _give(fd, parent)
-    finally:
-        os.close(fd)
+    with _held(parent) as folder:
+        try:
+            os.mkdir(name, mode, dir_fd=folder)
+        except FileExistsError:
+            return False
+        fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+        try:
+            _give(fd, folder)
+        finally:
+            os.close(fd)
     return True
 
 
@@ -47,24 +50,36 @@ def open_file(path: str, flags: int, *, exclusive: bool = False) -> int:
     exclusive: only ever a new one, as with O_EXCL.
     """
     flags |= os.O_CLOEXEC | os.O_NOFOLLOW
-    while True:
+    parent, name = os.path.split(path)
+    with _held(parent) as folder:
+        while True:
+            try:
+                # Made by us for certain: a name that led to something else would give that away.
+                fd = os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
+                break
+            except FileExistsError:
+                if exclusive:
+                    raise
+            try:
+                return _plain(os.open(name, flags | os.O_NONBLOCK, dir_fd=folder), path)
+            except FileNotFoundError:
+                continue  # removed in between
         try:
-            # Made by us for certain: a name that led to something else would give that away.
-            fd = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
-            break
-        except FileExistsError:
-            if exclusive:
-                raise
-        try:
-            return _plain(os.open(path, flags | os.O_NONBLOCK), path)
-        except FileNotFoundError:
-            continue  # removed in between
-    try:
-        _give(fd, os.path.dirname(path))
-    except BaseException:
-        os.close(fd)
-        raise
+            _give(fd, folder)
+        except BaseException:
+            os.close(fd)
+            raise
     return fd
+
+
+@contextmanager
+def _held(folder: str) -> Iterator[int]:
+    """One look-up for making and for whose it is: between two, the name could come to lead elsewhere."""
+    fd = os.open(folder or ".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def _plain(fd: int, path: str) -> int:
@@ -85,9 +100,10 @@ def read_file(path: str, most_bytes: int) -> bytes:
         return file.read(most_bytes)
 
 
-def _give(fd: int, folder: str) -> None:
+def _give(fd: int, folder: int) -> None:
+    """To the owner of the held folder, what is still root's alone."""
     if os.geteuid() != 0:
         return
-    owner = os.stat(folder or ".")
-    if owner.st_uid != 0 and is_trusted(owner.st_uid):
+    owner = os.fstat(folder)
+    if owner.st_uid != 0 and is_trusted(owner.st_uid) and os.fstat(fd).st_uid == 0:
         os.fchown(fd, owner.st_uid, owner.st_gid)
